@@ -16,21 +16,19 @@ always matches the version of the package.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 
 from smartspec_launch import paths
 from smartspec_launch.address import Address
-from smartspec_launch.files import InstallationError, exposure, find_installation, usable
+from smartspec_launch.files import exposure, usable
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
-from smartspec_launch.interpreter import InterpreterError
-from smartspec_launch.triton_server import TritonServer, TritonServerError
+from smartspec_launch.interpreter import LaunchError
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import (
     ConfigError,
     ServerConfig,
@@ -38,7 +36,6 @@ from smartspec_py.config import (
 )
 
 DEFAULT_ENGINE_JSON = "/models/smartspec/1/engine.json"
-FOLLOW_S = 0.2
 
 
 def main() -> int:
@@ -62,10 +59,11 @@ def main() -> int:
         )
         with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            server.log_path.unlink(missing_ok=True)
-        threading.Thread(target=follow, args=(server.log_path, sys.stdout), daemon=True).start()
+            server.log_path.write_bytes(b"")
+        # The output is the log of the container. `tail` ends with this process.
+        subprocess.Popen(["tail", "-n", "+1", f"--pid={os.getpid()}", "-f", server.log_path])
         return run_in_foreground(server, Console(stderr=True))
-    except (ConfigError, InterpreterError, InstallationError, TritonServerError) as error:
+    except (ConfigError, LaunchError) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -76,11 +74,9 @@ def openai_of(config: ServerConfig) -> OpenAi | None:
 
 
 def check_exposure(address: Address) -> None:
-    """Raises InstallationError if this Triton must not listen on this address."""
-    installation = find_installation()
-    if not (address.is_loopback or installation.is_fit_for_network):
-        reason = exposure(address.host, installation.version)
-        raise InstallationError(f"{reason}; use a newer image, or SMARTSPEC_HOST=127.0.0.1")
+    """Raises LaunchError if this Triton must not listen on this address."""
+    if reason := exposure(address):
+        raise LaunchError(f"{reason}; use a newer image, or SMARTSPEC_HOST=127.0.0.1")
 
 
 def with_cache(config: ServerConfig) -> ServerConfig:
@@ -89,18 +85,6 @@ def with_cache(config: ServerConfig) -> ServerConfig:
         return config
     engine = config.engine.model_copy(update={"profile_cache": str(paths.profile_cache())})
     return config.model_copy(update={"engine": engine})
-
-
-def follow(path: Path, out: TextIO) -> None:
-    """Copy a growing log to `out`. It never returns. The output is the log of the container."""
-    while not path.exists():
-        time.sleep(FOLLOW_S)
-    with path.open(encoding="utf-8", errors="replace") as log:
-        while True:
-            if text := log.read():
-                out.write(text)
-                out.flush()
-            time.sleep(FOLLOW_S)
 
 
 if __name__ == "__main__":

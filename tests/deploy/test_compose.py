@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import entrypoint
 import pytest
 import yaml
 
@@ -54,20 +52,3 @@ def test_prometheus_scrapes_both_servers_by_one_name() -> None:
     assert host in SERVICES["smartspec-gpu"]["networks"]["default"]["aliases"]
     mounted = [mount.split(":")[1] for mount in SERVICES["prometheus"]["volumes"]]
     assert set(config["rule_files"]) <= set(mounted)
-
-
-def test_engines_have_one_place() -> None:
-    """engine.json, the build examples, compose, the chart and the entry point agree.
-    tests/trtllm/test_build_engines.py tests what a build writes."""
-    engines = "/models/engines"
-    path = REPOSITORY / "deploy/model_repository/smartspec/1/engine.json"
-    engine = json.loads(path.read_text())["engine"]
-    for key in ("target", "draft", "tokenizer"):
-        assert engine[key] == f"{engines}/{key}"
-    for example in (REPOSITORY / "engines_build/examples").glob("*.sh"):
-        assert f'"${{OUT:-{engines}}}"' in example.read_text(), example
-    mounts = SERVICES["smartspec-gpu"]["volumes"]
-    assert any(mount.split("}")[-1].split(":")[1] == "/models" for mount in mounts)
-    template = (REPOSITORY / "deploy/helm/smartspec/templates/_pods.tpl").read_text()
-    assert "name: models, mountPath: /models, readOnly: true" in template
-    assert entrypoint.DEFAULT_ENGINE_JSON == "/models/smartspec/1/engine.json"

@@ -13,10 +13,16 @@ from safetensors.torch import save_file
 
 from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
+from smartspec_py.engines.torch.runner import RunnerConfig
 
 HIDDEN, ROWS, VOCAB = 16, 40, 36  # the target pads its vocabulary
 NUM_HEADS, NUM_LAYERS = 3, 2
-CPU = torch.device("cpu")
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "vocab_size": ROWS,
+    "num_attention_heads": 2,
+}
 
 torch.manual_seed(0)
 WEIGHTS = torch.randn(NUM_HEADS, NUM_LAYERS, HIDDEN, HIDDEN) / 4
@@ -55,9 +61,13 @@ VLLM_OWN = VLLM | {f"lm_heads.{i}.weight": OWN[i].clone() for i in range(NUM_HEA
 def target_folder(folder: Path, name: str = "lm_head.weight") -> Path:
     made = folder / "target"
     made.mkdir()
-    (made / "config.json").write_text(json.dumps({"hidden_size": HIDDEN, "vocab_size": ROWS}))
+    (made / "config.json").write_text(json.dumps(CONFIG))
     save_file({name: TARGET}, made / "model.safetensors")
     return made
+
+
+def own(target: Path) -> RunnerConfig:
+    return RunnerConfig(target, torch.device("cpu"), torch.float32, 1, 64, VOCAB)
 
 
 def loaded(folder: Path, tensors: dict[str, Any], file: str, **more: Any) -> MedusaHeads:
@@ -68,7 +78,7 @@ def loaded(folder: Path, tensors: dict[str, Any], file: str, **more: Any) -> Med
     else:
         save_file(tensors, path)
     target = target_folder(folder, **more)
-    return load_heads(folder / "heads", target, VOCAB, torch.float32, CPU)
+    return load_heads(folder / "heads", own(target))
 
 
 @pytest.mark.parametrize(
@@ -115,6 +125,10 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
             VLLM_OWN | {"lm_heads.0.weight": torch.zeros(30, HIDDEN)},
             r"LM head of head 0 is \(30, 16\), but the target needs \(40, 16\)",
         ),
+        (
+            VLLM_OWN | {"token_map": torch.tensor([3, 38])},
+            "token_map has token 38, but target has 36 tokens",
+        ),
     ],
 )
 def test_refused_checkpoints(
@@ -127,18 +141,11 @@ def test_refused_checkpoints(
 def test_refused_folders(tmp_path: Path) -> None:
     target = target_folder(tmp_path, name="other")
     with pytest.raises(ModelError, match="has no Medusa heads: it needs one of"):
-        load_heads(target / "none", target, VOCAB, torch.float32, CPU)
+        load_heads(target / "none", own(target))
     (tmp_path / "heads").mkdir()
     save_file(FASTER, tmp_path / "heads" / "medusa_lm_head.safetensors")
     with pytest.raises(ModelError, match="has no LM heads and needs that of the target"):
-        load_heads(tmp_path / "heads", target, VOCAB, torch.float32, CPU)
+        load_heads(tmp_path / "heads", own(target))
     (tmp_path / "heads" / "medusa_lm_head.safetensors").write_bytes(b"damaged")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        load_heads(tmp_path / "heads", target, VOCAB, torch.float32, CPU)
-
-
-def test_a_reduced_vocabulary_beyond_the_targets(tmp_path: Path) -> None:
-    tokens = torch.tensor([3, 38])
-    small = {f"lm_heads.{i}.weight": OWN[i, tokens].clone() for i in range(NUM_HEADS)}
-    with pytest.raises(ModelError, match="token_map has token 38, but target has 36 tokens"):
-        loaded(tmp_path, VLLM | small | {"token_map": tokens}, "model.safetensors")
+        load_heads(tmp_path / "heads", own(target))

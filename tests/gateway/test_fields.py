@@ -112,10 +112,7 @@ def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
         (b'{"text_input": "\\ud800", "max_tokens": 1}', "text_input: must be valid UTF-8"),
         (b'{"\\ud800": 1}', "unknown parameter"),
         (b'{"temperature": 0.0}', "text_input and max_tokens: required"),
-        (
-            b'{"text_input": "a", "max_tokens": %s}' % (b"9" * 9999),
-            r"max_tokens: got 9{80}\.\.\., must be in 1",
-        ),
+        (b'{"text_input": "a", "max_tokens": %s}' % (b"9" * 9999), "must be JSON"),
     ],
     ids=lambda value: str(value)[:60],
 )

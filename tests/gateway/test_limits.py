@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from smartspec_gateway import limits
 from smartspec_gateway.limits import Limits, Refused
 from smartspec_gateway.v2 import _FORWARDED, _GENERATE, _check_route
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
@@ -53,32 +52,6 @@ def test_routes(method: str, path: str, status: int) -> None:
     is_generate = _GENERATE.fullmatch(path) is not None
     assert not (is_generate and _FORWARDED.fullmatch(path))
     assert status_of(_check_route, method, path, is_generate) == status
-
-
-@pytest.mark.parametrize(
-    ("version", "headers", "status"),
-    [
-        (b"1.1", [(b"content-length", b"100")], 0),
-        (b"1.1", [(b"transfer-encoding", b"chunked")], 0),
-        (b"1.1", [(b"transfer-encoding", b"chunked"), (b"content-length", b"1")], 400),
-        (b"2.0", [], 505),
-        # A name of 1, a value, and 4 for what stands between.
-        (b"1.0", [(b"x", b"y" * (limits.MAX_LINE_BYTES - 5))], 0),
-        (b"1.0", [(b"x", b"y" * (limits.MAX_LINE_BYTES - 4))], 431),
-        (b"1.0", [(b"x", b"y" * 27)] * (limits.MAX_HEADER_BYTES // 32), 0),
-        (b"1.0", [(b"x", b"y" * 27)] * (limits.MAX_HEADER_BYTES // 32 + 1), 431),
-    ],
-)
-def test_framing(version: bytes, headers: list[tuple[bytes, bytes]], status: int) -> None:
-    assert status_of(limits.check_framing, version, headers) == status
-
-
-@pytest.mark.parametrize(
-    ("value", "status"),
-    [(b"", 0), (b"identity", 0), (b"gzip", 415), (b"identity, gzip", 415), (b"\xff", 415)],
-)
-def test_compressed_bodies(value: bytes, status: int) -> None:
-    assert status_of(limits.check_encoding, [(b"content-encoding", value)]) == status
 
 
 @pytest.mark.parametrize(

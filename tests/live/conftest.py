@@ -39,12 +39,3 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     config = fake_config(step_s=0.01, limits=limits)
     with serving(config, tmp_path_factory.mktemp("narrow")) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def front_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """1 ms a step, many requests at once."""
-    limits = LimitsConfig(max_sequences=32, max_context_len=4096)
-    config = fake_config(step_s=0.001, limits=limits)
-    with serving(config, tmp_path_factory.mktemp("front")) as server:
-        yield server

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
 from smartspec_bench.workloads import WORKLOADS
@@ -62,6 +63,19 @@ def test_one_text_whatever_the_way(
     results = grpc_stream(torch_server, grpc_inputs({**fields, "stream": True}))
     texts.add(b"".join(r.as_numpy("text_output").item() for r in results).decode())
     assert len(texts) == 1
+
+
+def test_tritons_http_client_works_without_administration(torch_server: TritonServer) -> None:
+    with triton.InferenceServerClient(f"127.0.0.1:{torch_server.address.http_port}") as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("smartspec")
+        assert client.get_server_metadata()["name"] == "triton"
+        assert client.get_model_metadata("smartspec")["name"] == "smartspec"
+        assert client.get_model_config("smartspec")["backend"] == "smartspec_py"
+        assert client.get_inference_statistics("smartspec")["model_stats"]
+        with pytest.raises(InferenceServerException, match="not served"):
+            client.unload_model("smartspec")
 
 
 TIMES = ("arrival", "first_scheduled", "first_token", "last_token")
@@ -145,32 +159,6 @@ def test_a_prompt_that_was_read_before_is_taken_over(torch_server: TritonServer)
     assert first["num_cached_tokens"] == 0
     assert again["num_cached_tokens"] == first["num_input_tokens"] - 1
     assert again["text_output"] == first["text_output"]
-
-
-@pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup"])
-@pytest.mark.parametrize(
-    "penalties",
-    [
-        {"repetition_penalty": 1.3, "min_p": 0.02},
-        {"presence_penalty": 0.5, "frequency_penalty": 0.2, "min_tokens": 10},
-        {"bad_words": ["the"], "embedding_bias_words": [" a"], "embedding_bias_weights": [1.5]},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_penalties_do_not_depend_on_speculation(
-    torch_server: TritonServer, proposer: str, penalties: dict[str, Any]
-) -> None:
-    fields = {
-        "text_input": make_document("chat", 11, 2).prompt,
-        "max_tokens": 40,
-        "temperature": 0.9,
-        "seed": 5,
-        **penalties,
-    }
-    plain = generate(torch_server, **fields, speculation_policy="none")
-    drafted = generate(torch_server, **fields, speculation_policy="fixed:3", proposer=proposer)
-    assert drafted["text_output"] == plain["text_output"]
-    assert plain["total_draft_tokens"] == 0
 
 
 def test_seed_is_drawn_and_echoed(torch_server: TritonServer) -> None:

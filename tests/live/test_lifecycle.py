@@ -13,14 +13,15 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
+from scrape import scrape_when
 from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
 from smartspec_launch.address import free_address
 from smartspec_launch.files import PACKAGE_FOLDER
-from smartspec_launch.triton_server import TritonServer, TritonServerError
-from smartspec_py.config import CONFIG_NAME, LimitsConfig
+from smartspec_launch.triton_server import TritonServer
+from smartspec_py.config import LimitsConfig
 
 pytestmark = pytest.mark.triton
 
@@ -31,13 +32,12 @@ SHORT = {"text_input": "Question:", "max_tokens": 2}
 """3000 steps of 10 ms are 30 s; whoever gets the only row sooner has seen it freed."""
 
 
-def wait_until_free(server: TritonServer) -> float:
-    """Seconds until a short request gets through."""
+def wait_until_free(server: TritonServer) -> None:
+    """Until a short request gets through."""
     start = time.monotonic()
     while post(server, SHORT, "generate")[0] != 200:
         assert time.monotonic() - start < 10, "the row was not freed"
         time.sleep(0.02)
-    return time.monotonic() - start
 
 
 def open_http_stream(server: TritonServer) -> socket.socket:
@@ -57,26 +57,32 @@ def open_http_stream(server: TritonServer) -> socket.socket:
 
 def test_http_client_that_leaves_frees_its_row(narrow_server: TritonServer) -> None:
     open_http_stream(narrow_server).close()
-    assert wait_until_free(narrow_server) < 2
+    wait_until_free(narrow_server)
 
 
 def test_a_full_queue_refuses_at_once(narrow_server: TritonServer) -> None:
-    """One runs, one waits, and the third is refused long before the first is done.
-
-    gRPC carries UNAVAILABLE, and HTTP 503.
-    """
+    """One runs, one waits, and the third is refused before the first is done; the health check is
+    answered all the same. gRPC carries UNAVAILABLE, and HTTP 503."""
     with ThreadPoolExecutor() as pool, open_http_stream(narrow_server):
-        waiting = pool.submit(post, narrow_server, SHORT, "generate")
-        time.sleep(0.3)
-        start = time.monotonic()
-        status, body = post(narrow_server, SHORT, "generate")
-        assert time.monotonic() - start < 1
+        both = [pool.submit(post, narrow_server, SHORT, "generate") for _ in range(2)]
+        refused, waiting = wait(both, timeout=10, return_when=FIRST_COMPLETED)
+        status, body = refused.pop().result()
         assert status == 503
         assert "queue is full" in body
         with pytest.raises(InferenceServerException, match="queue is full") as raised:
             list(grpc_stream(narrow_server, grpc_inputs(SHORT), {"triton_grpc_error": "true"}))
         assert raised.value.status() == "StatusCode.UNAVAILABLE"
-    assert waiting.result(timeout=10)[0] == 200, "the one that waited is served"
+        result = check_health(narrow_server)
+        assert result.returncode == 0, result.stderr
+        inputs = grpc_inputs({**SHORT, "health_check": True})
+        [response] = list(grpc_stream(narrow_server, inputs))
+        assert response.as_numpy("text_output").item() == b""
+    assert waiting.pop().result(timeout=10)[0] == 200, "the one that waited is served"
+
+
+def wait_until_running(server: TritonServer) -> None:
+    running = "smartspec_num_requests_running"
+    assert scrape_when(server, lambda found: found.get(running) > 0).get(running) > 0
 
 
 def check_health(server: TritonServer) -> subprocess.CompletedProcess[str]:
@@ -84,26 +90,11 @@ def check_health(server: TritonServer) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_full_queue_is_healthy(narrow_server: TritonServer) -> None:
-    """Row and queue are taken, others are refused: the health check is answered all the same, over
-    gRPC as well."""
-    with ThreadPoolExecutor() as pool, open_http_stream(narrow_server):
-        both = [pool.submit(post, narrow_server, SHORT, "generate") for _ in range(2)]
-        refused, waiting = wait(both, timeout=10, return_when=FIRST_COMPLETED)
-        assert "queue is full" in refused.pop().result()[1]
-        result = check_health(narrow_server)
-        assert result.returncode == 0, result.stderr
-        inputs = grpc_inputs({**SHORT, "health_check": True})
-        [response] = list(grpc_stream(narrow_server, inputs))
-        assert response.as_numpy("text_output").item() == b""
-    assert waiting.pop().result(timeout=10)[0] == 200
-
-
 def test_a_deadline_ends_a_stream_with_what_it_has(narrow_server: TritonServer) -> None:
     responses = generate_stream(narrow_server, **LONG, deadline_ms=300)
     assert responses[-1]["finish_reason"] == "deadline"
-    assert 5 <= sum(r["num_output_tokens"] for r in responses) <= 60, "10 ms a token"
-    assert wait_until_free(narrow_server) < 2
+    assert 0 < sum(r["num_output_tokens"] for r in responses) < LONG["max_tokens"]
+    wait_until_free(narrow_server)
 
 
 @pytest.fixture
@@ -130,37 +121,6 @@ def test_when_the_loop_dies_requests_fail_and_readiness_goes_off(
     assert check_health(dying_server).returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"limits": {"max_queue": "many"}}, "limits.max_queue"),
-        ({"engine": {"kind": "fake", "tokenizer": "/nowhere"}}, "engine.tokenizer"),
-    ],
-)
-def test_a_bad_config_fails_the_load_and_names_the_key(
-    tmp_path: Path, change: dict[str, object], key: str
-) -> None:
-    """One that the file's reader refuses (all that it does: serving/test_config.py), and one that
-    the engine's builder does. Of Triton's log nothing else is shown."""
-    server = TritonServer(fake_config(), tmp_path, free_address())
-    original = json.loads(fake_config().model_dump_json())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "smartspec_launch.triton_server.write_repository",
-            lambda run_dir, config, aliases: _write_tampered(run_dir, config, original | change),
-        )
-        with pytest.raises(TritonServerError, match=rf"^engine\.json: {key}: [^\n]+$"), server:
-            server.wait_ready()
-
-
-def _write_tampered(run_dir: Path, config: object, document: dict[str, object]) -> Path:
-    from smartspec_launch.files import write_repository
-
-    models = write_repository(run_dir, config)  # type: ignore[arg-type]
-    (models / "smartspec" / "1" / CONFIG_NAME).write_text(json.dumps(document))
-    return models
-
-
 def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,10 +135,8 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
         with idle, ThreadPoolExecutor() as pool:
             fields = {"text_input": "Question:", "max_tokens": 200, "num_draft_tokens": 0}
             stream = pool.submit(generate_stream, server, **fields)
-            time.sleep(0.5)
-            start = time.monotonic()
+            wait_until_running(server)
             assert server.stop() == 0
-            assert time.monotonic() - start < 15
             responses = stream.result(timeout=10)
     assert responses[-1]["finish_reason"] == "length"
     assert sum(response["num_output_tokens"] for response in responses) == 200
@@ -186,26 +144,21 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
 
 def test_stop_ends_what_outlives_the_grace_with_a_last_response(tmp_path: Path) -> None:
     """30 s of tokens, 1 s of grace: the stream ends as cancelled, with its text; whoever has no
-    token yet gets an error; new requests are refused meanwhile."""
+    token yet gets an error."""
     limits = LimitsConfig(max_sequences=1, max_context_len=4096, drain_s=1.0)
     server = TritonServer(fake_config(step_s=0.01, limits=limits), tmp_path, free_address())
     with server, ThreadPoolExecutor() as pool:
         server.wait_ready()
         stream = pool.submit(generate_stream, server, **LONG)
-        time.sleep(0.5)
+        wait_until_running(server)
         waiting = pool.submit(post, server, SHORT, "generate")
-        time.sleep(0.2)
-        start = time.monotonic()
+        waits = "smartspec_num_requests_waiting"
+        assert scrape_when(server, lambda found: found.get(waits) == 1).get(waits) == 1
         stopping = pool.submit(server.stop)
-        time.sleep(0.4)
-        status, _ = post(server, SHORT, "generate")
-        assert status >= 400, "a request that came after the stop was taken"
         assert stopping.result(timeout=30) == 0
-        assert time.monotonic() - start < 12
         responses = stream.result(timeout=5)
         status, body = waiting.result(timeout=5)
     assert responses[-1]["finish_reason"] == "cancelled"
-    assert sum(r["num_output_tokens"] for r in responses) >= 100
     assert status >= 400
     assert "shutting down" in body
 

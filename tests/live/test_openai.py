@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 
 import pytest
-from dropped_streams import drop_streams
+from scrape import scrape_when
 from servers import TINY
 from tokenizers import Tokenizer
 from wire import generate
 
 import openai
-from smartspec_launch.address import DIRECT
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
 pytestmark = pytest.mark.triton
 
+RUNNING = "smartspec_num_requests_running"
 MESSAGES = [{"role": "user", "content": "The simple museum is beautiful. What should we do?"}]
 PROMPT = "Task: chat\nUser: The simple museum is beautiful. What should we do?\nAnswer:"
 
@@ -136,26 +135,9 @@ def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) ->
             await anext(stream)
             await stream.close()
             whole = asyncio.ensure_future(client.completions.create(**asked, max_tokens=450, n=3))
-            await asyncio.sleep(0.2)
+            while not scrape_when(torch_server, lambda found: True).get(RUNNING):
+                await asyncio.sleep(0.02)
             whole.cancel()
 
     asyncio.run(run())
-    deadline = time.monotonic() + 5
-    while num_running(torch_server) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert num_running(torch_server) == 0
-
-
-def test_dropped_streams_leave_nothing(torch_server: TritonServer, url: str) -> None:
-    asyncio.run(drop_streams(url, 24, 8, seed=1))
-    deadline = time.monotonic() + 10
-    while num_running(torch_server) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert num_running(torch_server) == 0
-
-
-def num_running(server: TritonServer) -> int:
-    with DIRECT.open(server.address.metrics_url, timeout=5) as response:
-        lines = response.read().decode().splitlines()
-    (line,) = [one for one in lines if one.startswith("smartspec_num_requests_running{")]
-    return int(float(line.rsplit(" ", 1)[1]))
+    assert scrape_when(torch_server, lambda found: not found.get(RUNNING)).get(RUNNING) == 0

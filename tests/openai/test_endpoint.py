@@ -306,11 +306,42 @@ def test_events_keep_their_lines_and_their_log_probs() -> None:
     assert sum(map(len, logs)) == len(CALLS)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'{"prompt": %s}' % (b"[" * 9_000)])
-def test_bodies_that_are_no_request(body: bytes) -> None:
-    answer = client().post(TEXTS, content=body, headers=JSON)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"]
+WRONG: list[Any] = [
+    *(True, -1, 0, 3, 10**40, 1e300, 0.5, "", "text", "\ud800", "\x00", "x" * 20_000),
+    *([], [[]], [None], [1, "a"], ["", ""], [99_999], {}, {"a": {"b": []}}),
+    [{"role": "user", "content": [{"type": "image_url"}]}],
+    [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}],
+]
+RAW = [
+    *(b"", b"{", b"[]", b"null", b"\xff", b"\xff\xfe{}", b'{"prompt":"a","max_tokens":NaN}'),
+    b'{"prompt":' + b"[" * 50_000,
+    b'{"messages":' + b'{"a":' * 50_000,
+    b'{"prompt":"a","max_tokens":' + b"9" * 5000 + b"}",
+    b'{"prompt":"a","temperature":1e999,"max_tokens":1}',
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        (CHAT, {"messages": HELLO}, list(ChatRequest.model_fields)),
+        (TEXTS, {"prompt": "Hello!"}, list(CompletionRequest.model_fields)),
+        ("/tokenize", {"prompt": "Hello!"}, ["prompt", "add_special_tokens"]),
+        ("/detokenize", {"tokens": [300]}, ["tokens"]),
+    ],
+)
+def test_no_body_is_a_fault(path: str, body: dict[str, Any], names: list[str]) -> None:
+    """Wrong values in each field and in unknown ones: an answer, or a refusal with its reason."""
+    names += ["best_of", "__class__", "", "a" * 300]
+    bodies = [json.dumps(body | {name: value}).encode() for name in names for value in WRONG]
+    asked = client()
+    statuses = {}
+    for sent in (*RAW, *bodies):
+        answer = asked.post(path, content=sent, headers=JSON)
+        statuses[sent] = answer.status_code
+        assert answer.status_code == 200 or answer.json()["error"]["message"], sent[:500]
+    assert set(statuses.values()) <= {200, 400, 404}, "404: the name of another model"
+    assert {statuses[sent] for sent in RAW} == {400}
 
 
 def test_errors_of_the_model() -> None:

@@ -17,13 +17,10 @@ from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.messages import LoopState, Reply, ResponseState, Update
-from smartspec_py.serving.metrics import Meter, drop
-from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
-from smartspec_py.serving.responder import Responder
+from smartspec_py.serving.messages import LoopState, Update
+from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Decision, StepRecord
-from smartspec_py.serving.text import TextStream
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.fake_engine import (
@@ -32,7 +29,6 @@ from smartspec_testing.fake_engine import (
     fake_token,
 )
 from smartspec_testing.fake_proposer import AcceptProb, FakeProposer
-from smartspec_testing.local import LocalSink
 from smartspec_testing.offline import OfflineLoop
 
 TOKENIZER_FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
@@ -77,10 +73,7 @@ class Story:
 
 
 class LoopHarness:
-    """A `StepLoop` stepped by hand, on a virtual clock; what it posts is kept for each request.
-
-    sinks: of requests with stop words, which a responder answers.
-    """
+    """A `StepLoop` stepped by hand, on a virtual clock; what it posts is kept for each request."""
 
     def __init__(
         self,
@@ -120,7 +113,6 @@ class LoopHarness:
         )
         self.stories: dict[int, Story] = {}
         self.requests: dict[int, Request] = {}
-        self.sinks: dict[int, LocalSink] = {}
         self.states: list[tuple[float, LoopState]] = []
         self._offline = OfflineLoop(
             self.target,
@@ -134,7 +126,6 @@ class LoopHarness:
             on_state=lambda state: self.states.append((self.clock.now(), state)),
         )
         self.inbox, self.loop = self._offline.inbox, self._offline.loop
-        self._responder = Responder(self.inbox.cancel, Meter("", 0, ""), drop)
 
     def submit(
         self,
@@ -144,7 +135,6 @@ class LoopHarness:
         policy: str = "goodput",
         sampling: SamplingParams | None = None,
         max_draft_len: int = 8,
-        stop_words: tuple[str, ...] = (),
         priority: int = 0,
         deadline_s: float | None = None,
     ) -> int:
@@ -165,12 +155,6 @@ class LoopHarness:
             deadline_s=None if deadline_s is None else now + deadline_s,
         )
         self._offline.put(request)
-        if stop_words:
-            sink = self.sinks[number] = LocalSink()
-            params = GenerateParams(text="", max_tokens=max_tokens, stream=True)
-            text = TextStream(TOKENIZER, prompt, stop_words)
-            common = Reply(params, seed=1, num_input_tokens=len(prompt))
-            self._responder._sort([ResponseState(number, sink, text, common, 8)])
         self.stories[number], self.requests[number] = Story(), request
         return number
 
@@ -198,14 +182,27 @@ class LoopHarness:
 
         self.loop.scheduler.admit = admit_and_look  # type: ignore[method-assign]
 
-    def drain(self, most_steps: int = 2000) -> None:
-        """Step until nothing is left, and check that nothing is held then."""
+    def drain(self, most_steps: int = 2000) -> list[FinishReason | ErrorCode]:
+        """Step until nothing is left, and check that nothing is held then.
+
+        Everyone has had one last word, and the right text up to it. Returns the last words.
+        """
         self.step()
         while self.loop.num_live or self.loop.num_waiting:
             assert most_steps > 0, "the loop does not come to an end"
             most_steps -= 1
             self.step()
         self.check_nothing_held()
+        ends = []
+        for request, story in zip(self.requests.values(), self.stories.values(), strict=True):
+            prompt = tuple(request.tokens[: request.num_prompt])
+            text = fake_text(prompt, request.max_tokens, request.sampling)
+            assert story.tokens == text[: len(story.tokens)]
+            (end,) = story.finals
+            assert (end is FinishReason.LENGTH) == (story.tokens == text)
+            assert sum(update.is_last for update in story.updates) == 1
+            ends.append(end)
+        return ends
 
     def check_nothing_held(self) -> None:
         self.loop.scheduler.check_integrity()
@@ -218,7 +215,6 @@ class LoopHarness:
 
     def _keep(self, update: Update) -> None:
         self.stories[update.sequence].updates.append(update)
-        self._responder._handle([update])
 
 
 def record(decision: Decision, **fields: Any) -> StepRecord:
@@ -229,14 +225,19 @@ def record(decision: Decision, **fields: Any) -> StepRecord:
 
 
 def fake_engine(
-    *, accept_prob: float = 0.7, step_s: float = 0.0, fail_at_step: int | None = None
+    *,
+    accept_prob: float = 0.7,
+    max_sequences: int = 8,
+    step_s: float = 0.0,
+    fail_at_step: int | None = None,
 ) -> Engine:
     """The fake engine with the tiny models' tokenizer; a step takes `step_s` of real time."""
     wait = CostModel(target=PassTable((1,), (1,), ((step_s,),))) if step_s else None
+    limits = replace(CAPABILITIES, max_sequences=max_sequences)
     return Engine(
         tokenizer=TOKENIZER,
         end_tokens=(),
-        target=FakeTarget(CAPABILITIES, cost=wait, fail_at_step=fail_at_step),
+        target=FakeTarget(limits, cost=wait, fail_at_step=fail_at_step),
         proposers={DRAFT_MODEL: FakeProposer(accept_prob, vocab_size=VOCAB_SIZE)},
         cost=COST,
     )

@@ -21,6 +21,7 @@ from smartspec_py.engines.base import DraftTask
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
 from smartspec_py.engines.torch.medusa import load_heads
 from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
+from smartspec_py.engines.torch.runner import RunnerConfig
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.step import Reason
@@ -40,8 +41,8 @@ def with_heads(width: int = 1, **limits: Any) -> ServerConfig:
 
 
 def alone(width: int = 1) -> HeadsProposer:
-    heads = load_heads(TINY / "heads", MODEL, VOCAB_SIZE, torch.float32, torch.device("cpu"))
-    return HeadsProposer(heads, 4, 7, width)
+    own = RunnerConfig(MODEL, torch.device("cpu"), torch.float32, 1, 64, VOCAB_SIZE)
+    return HeadsProposer(load_heads(TINY / "heads", own), 4, 7, width)
 
 
 def asked(policy: str, **changes: Any) -> list[GenerateParams]:

@@ -28,7 +28,6 @@ from smartspec_py.engines.profile import (
     store_cost,
 )
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate
@@ -330,19 +329,6 @@ def test_round_trip(tmp_path: Path, has_draft: bool, has_prompt: bool) -> None:
         assert load_cost(path) == cost
 
 
-def served(engine: Engine, max_tokens: int) -> Server:
-    """A server that answered one request without drafts, and has stopped."""
-    server = fake_server(engine)
-    server.start()
-    params = GenerateParams(text="Task: qa", max_tokens=max_tokens, policy="none")
-    try:
-        (sink,) = generate(server, [params])
-    finally:
-        server.stop()
-    assert sink.error is None
-    return server
-
-
 @pytest.mark.parametrize(
     ("num_steps", "is_timed", "is_kept"),
     [(499, True, False), (500, True, True), (600, False, False)],
@@ -357,7 +343,10 @@ def test_a_server_that_decoded_enough_stores_what_it_learned(
     measured = json.loads(path.read_text())
     cost = COST if is_timed else None
     target = FakeTarget(CAPABILITIES, cost=cost, clock=VirtualClock())
-    served(replace(fake_engine(), target=target, profile_path=path), 1 + num_steps)
+    server = fake_server(replace(fake_engine(), target=target, profile_path=path))
+    server.start()
+    generate(server, [GenerateParams("Task: qa", 1 + num_steps, policy="none")])
+    server.stop()
     document = json.loads(path.read_text())
     assert ("learned" in document) is is_kept
     assert {key: document[key] for key in measured} == measured

@@ -1,4 +1,4 @@
-"""The server with its threads, over the fake engine: many callers, a full queue, the loop's death.
+"""The server with its threads, over the fake engine: many callers, a full queue, death and hangs.
 
 Times are limits against a hang, not expectations.
 """
@@ -8,24 +8,29 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from harness import (
     CAPABILITIES,
     LIMITS,
     TOKENIZER,
+    LoopHarness,
     fake_engine,
     fake_server,
     fake_text,
     wait_until,
 )
 
-from smartspec_py.config import LimitsConfig
-from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.config import DRAFT_MODEL, LimitsConfig
 from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines.base import Event
+from smartspec_py.serving.inbox import MAX_CALLS
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
+from smartspec_py.serving.scheduler import EngineStalledError
 from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import LocalSink, generate
@@ -53,17 +58,10 @@ def expected_text(text: str, num_tokens: int, sampling: SamplingParams | None = 
     return str(TOKENIZER.decode(fake_text(prompt, num_tokens, sampling)))
 
 
-def slow_engine(max_sequences: int, step_s: float = 0.01) -> Engine:
-    """Every step takes `step_s` of real time."""
-    step = CostModel(target=PassTable((1,), (1,), ((step_s,),)))
-    limits = replace(CAPABILITIES, max_sequences=max_sequences)
-    return replace(fake_engine(), target=FakeTarget(limits, cost=step))
-
-
 def test_many_callers_at_once() -> None:
     """6 threads submit 15 requests each, with 4 rows and every policy among them."""
     sinks: dict[tuple[int, int], LocalSink] = {}
-    engine = replace(fake_engine(), target=FakeTarget(replace(CAPABILITIES, max_sequences=4)))
+    engine = fake_engine(max_sequences=4)
 
     def call(server: Server, worker: int) -> None:
         for i in range(15):
@@ -96,7 +94,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     limits = LIMITS.model_copy(update={"max_queue": 2})
     params = GenerateParams("hello", 10)
     sinks = [LocalSink() for _ in range(5)]
-    with running(slow_engine(max_sequences=1), limits) as server:
+    with running(fake_engine(max_sequences=1, step_s=0.01), limits) as server:
         server.submit(params, sinks[0])
         wait_until(lambda: server.loop.num_live == 1)
         server.submit(params, sinks[1])
@@ -116,8 +114,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 def test_the_loop_s_death_reaches_everyone_once(fail_at_step: int) -> None:
     """Two rows, so that two requests wait; one of them stays unread in the queue."""
     deaths: list[str] = []
-    limits = replace(CAPABILITIES, max_sequences=2)
-    engine = replace(fake_engine(), target=FakeTarget(limits, fail_at_step=fail_at_step))
+    engine = fake_engine(max_sequences=2, fail_at_step=fail_at_step)
     sinks = [LocalSink() for _ in range(4)]
     server = fake_server(engine, on_failure=deaths.append)
     for i, sink in enumerate(sinks):
@@ -142,7 +139,7 @@ def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
     the garbage collector; a thousand are far less than the libraries have."""
     threads = set(threading.enumerate())
     sinks = [LocalSink() for _ in range(4)]
-    engine = slow_engine(max_sequences=2)
+    engine = fake_engine(max_sequences=2, step_s=0.01)
     with running(engine) as server:
         assert gc.get_freeze_count() > 1000
         assert len(set(threading.enumerate()) - threads) == 2
@@ -160,11 +157,20 @@ def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
     assert set(threading.enumerate()) == threads
 
 
+def test_a_stop_word_ends_the_text_and_is_no_part_of_it() -> None:
+    whole = expected_text("hello", 20)
+    params = GenerateParams("hello", 20, stop_words=(whole[8:11],))
+    with running(fake_engine()) as server:
+        (sink,) = generate(server, [params], WAIT_S)
+    assert sink.text == whole[: whole.index(whole[8:11])]
+    assert sink.finish_reason is FinishReason.STOP
+
+
 @pytest.mark.parametrize("max_sequences", [1, 2])
 def test_a_client_that_leaves_is_cancelled_alone(max_sequences: int) -> None:
     """Whether it waits for a row or is served."""
     sinks = [LocalSink(), LocalSink()]
-    with running(slow_engine(max_sequences, step_s=0.001)) as server:
+    with running(fake_engine(max_sequences=max_sequences, step_s=0.001)) as server:
         for sink, num_tokens in zip(sinks, (100, 4000), strict=True):
             server.submit(GenerateParams("hello", num_tokens, policy="none"), sink)
         wait_until(lambda: server.loop.num_live == max_sequences)
@@ -231,7 +237,7 @@ def test_what_cannot_be_drafted_or_verified_runs_without_drafts() -> None:
 def test_a_drain_finishes_what_it_can_and_takes_no_more() -> None:
     """Within the grace of 20 s that is the default; asking twice changes nothing."""
     sink = LocalSink()
-    with running(slow_engine(2, step_s=0.001)) as server:
+    with running(fake_engine(max_sequences=2, step_s=0.001)) as server:
         server.submit(GenerateParams("hello", 60, policy="none"), sink)
         server.drain()
         server.drain()
@@ -247,7 +253,9 @@ def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() 
     has none to keep."""
     should_drain = threading.Event()
     limits = LIMITS.model_copy(update={"drain_s": 0.05})
-    server = fake_server(slow_engine(1, step_s=0.002), limits, should_drain=should_drain.is_set)
+    server = fake_server(
+        fake_engine(max_sequences=1, step_s=0.002), limits, should_drain=should_drain.is_set
+    )
     sinks = [LocalSink(), LocalSink()]
     server.start()
     for sink in sinks:
@@ -262,3 +270,117 @@ def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() 
     assert writing.text == expected_text("hello", writing.num_tokens)
     assert waiting.error == (ErrorCode.UNAVAILABLE, "the server is shutting down")
     assert [sink.num_finals for sink in sinks] == [1, 1]
+
+
+# Hangs and health checks
+
+
+HURRIED = LIMITS.model_copy(update={"engine_timeout_s": 0.1})
+HEALTH = GenerateParams("health", 1, health_check=True)
+
+
+class SilentTarget(FakeTarget):
+    """Polls return in time; from the third with work on, without an event of sequence 1."""
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        held = self._in_flight.pop(1, None) if self.num_steps >= 2 else None
+        events = super().poll(timeout_s)
+        if held is not None:
+            self._in_flight[1] = held
+            time.sleep(0.001)
+        return events
+
+
+@pytest.mark.parametrize("hanging", ["poll", "propose", "silent"])
+def test_a_hung_engine_fails_every_request_once_and_ends_the_server(hanging: str) -> None:
+    """Nobody answers a health check while the engine hangs; then it has the reason."""
+    deaths: list[str] = []
+    is_blocked, let_go = threading.Event(), threading.Event()
+    engine = fake_engine()
+    if hanging == "silent":
+        engine = replace(engine, target=SilentTarget(CAPABILITIES))
+        is_blocked.set()
+    else:
+        owner = engine.target if hanging == "poll" else engine.proposers[DRAFT_MODEL]
+        works = getattr(owner, hanging)
+
+        def blocked(argument: Any) -> Any:
+            if engine.target.num_steps >= 2:
+                is_blocked.set()
+                let_go.wait(WAIT_S)
+            return works(argument)
+
+        setattr(owner, hanging, blocked)
+    sinks = [LocalSink() for _ in range(3)]
+    check = LocalSink()
+    with running(engine, HURRIED, deaths.append) as server:
+        for i, sink in enumerate(sinks):
+            server.submit(GenerateParams("hello", 4000, stream=i == 1, policy="fixed:2"), sink)
+        is_blocked.wait(WAIT_S)
+        server.submit(HEALTH, check)
+        for sink in (*sinks, check):
+            sink.wait(WAIT_S)
+        wait_until(lambda: bool(deaths))
+        assert server.failure == deaths[0]
+        for params in (GenerateParams("hello", 5), HEALTH):
+            with pytest.raises(RequestError, match="engine_timeout_s") as caught:
+                server.submit(params, LocalSink())
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+        let_go.set()
+    assert len(deaths) == 1
+    assert "limits.engine_timeout_s" in deaths[0]
+    for sink in sinks:
+        assert sink.error == (ErrorCode.INTERNAL, deaths[0])
+        assert sink.num_finals == 1, "the loop came back, and answered again"
+    expected = None if hanging == "silent" else (ErrorCode.UNAVAILABLE, deaths[0])
+    assert (check.error, check.num_finals) == (expected, 1)
+
+
+def test_a_request_that_comes_after_the_failure_is_failed_too() -> None:
+    """Between the check and the queue there is time for it."""
+    server = fake_server(fake_engine(), HURRIED)
+    server.start()
+    server._fail("broken")
+    sink = LocalSink()
+    _, response = server.intake.receive(GenerateParams("hello", 5), sink)
+    server._responder.post(response)
+    sink.wait(WAIT_S)
+    server.stop()
+    assert sink.error == (ErrorCode.INTERNAL, "broken")
+    assert sink.num_finals == 1
+
+
+def test_the_loop_counts_from_the_last_event_of_each_request() -> None:
+    """By hand: the second request goes on, the first has had no event for longer than allowed."""
+    harness = LoopHarness(target=SilentTarget(CAPABILITIES))
+    harness.loop._engine_timeout_s = 10.0
+    first = harness.submit((3, 4), 500, policy="none")
+    harness.submit((5, 6), 500, policy="none")
+    harness.step(4)
+    harness.clock.sleep(9.0)
+    harness.step()
+    harness.clock.sleep(1.5)
+    with pytest.raises(EngineStalledError, match=f"no event of request {first} for 10 s"):
+        harness.step()
+
+
+def test_health_checks_are_answered_by_the_loop_alone_and_bounded() -> None:
+    """Not before it starts, and not in the queue of requests; then at its next turn, with an empty
+    text."""
+    server = fake_server(fake_engine(), LIMITS.model_copy(update={"max_queue": 1}))
+    request = LocalSink()
+    server.submit(GenerateParams("hello", 5), request)
+    with pytest.raises(RequestError, match="the queue is full"):
+        server.submit(GenerateParams("hello", 5), LocalSink())
+    sinks = [LocalSink() for _ in range(MAX_CALLS)]
+    for sink in sinks:
+        server.submit(HEALTH, sink)
+    with pytest.raises(RequestError, match="64 calls wait for the next step"):
+        server.submit(HEALTH, LocalSink())
+    assert {sink.num_finals for sink in sinks} == {0}
+    server.start()
+    for sink in (request, *sinks):
+        sink.wait(WAIT_S)
+    server.stop()
+    assert {(sink.error, sink.text, sink.num_finals) for sink in sinks} == {(None, "", 1)}
+    assert server.num_open == 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from harness import LoopHarness, fake_text
+from harness import LoopHarness
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.core.types import SamplingParams
 from smartspec_py.serving.request import ErrorCode, RequestError, RequestState
 
 POLICIES = ["none", "fixed:2", "fixed:8", "goodput"]
@@ -125,23 +125,14 @@ class Serving(RuleBasedStateMachine):
         assert harness.target.num_sequences == len(live)
 
     def teardown(self) -> None:
-        """All quiet: everybody has had one last word, and the right text up to it."""
         if not hasattr(self, "harness"):
             return
-        self.harness.drain()
+        ends = self.harness.drain()
         assert self.harness.num_places_taken == 0
         assert self.harness.cache_used == 0
-        for number, story in self.harness.stories.items():
-            request = self.harness.requests[number]
-            assert request.is_over
-            prompt = tuple(request.tokens[: request.num_prompt])
-            text = fake_text(prompt, request.max_tokens, request.sampling)
-            assert story.tokens == text[: len(story.tokens)]
-            (final,) = story.finals
-            assert (final is FinishReason.LENGTH) == (story.tokens == text)
-            assert (final is ErrorCode.UNAVAILABLE) <= (not story.tokens)
-            assert final is not ErrorCode.INTERNAL
-            assert sum(update.is_last for update in story.updates) == 1
+        assert ErrorCode.INTERNAL not in ends
+        for end, story in zip(ends, self.harness.stories.values(), strict=True):
+            assert (end is ErrorCode.UNAVAILABLE) <= (not story.tokens)
 
 
 TestServing = Serving.TestCase

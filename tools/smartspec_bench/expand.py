@@ -69,14 +69,16 @@ def _size(hidden: int, layers: int, intermediate: int, heads: int, **more: int) 
 # stay exact in bfloat16. "17m" and "88m" are for the target; the draft as it ships (0.7 M) costs
 # 1/24 of the first, and "4m" makes it 1/22 of the second without more layers, as depth is what
 # makes a small model slow. The heads stay eight: models of that size have few and wide ones, and
-# attention over more heads of 16 would cost more than theirs does. "1b" has the shape of
-# Llama-3.2-1B, with a smaller vocabulary.
+# attention over more heads of 16 would cost more than theirs does. "1b" and "4b" have the layers
+# of Llama-3.2-1B and Qwen3-4B (there with half as many heads, twice as wide). Their vocabulary
+# stays that of the source: this server computes no logits beyond it, but others would.
 PRESETS: dict[str, Size] = {
     "4m": _size(512, 2, 448, 8),
     "17m": _size(512, 5, 1792, 8),
     "88m": _size(512, 19, 2560, 8, vocab_size=8192),
     "40m": _size(2048, 2, 1792, 8, head_dim=64),
-    "1b": _size(2048, 16, 8192, 32, num_key_value_heads=8, head_dim=64, vocab_size=32000),
+    "1b": _size(2048, 16, 8192, 32, num_key_value_heads=8, head_dim=64),
+    "4b": _size(2560, 36, 9728, 64, num_key_value_heads=16, head_dim=64),
 }
 
 

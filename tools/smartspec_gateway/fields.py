@@ -30,8 +30,6 @@ KINDS: Mapping[str, tuple[frozenset[type], str]] = {
 """The Python types of a JSON value by dtype, and their name."""
 
 MAX_SHOWN = 80
-MAX_DIGITS = 400
-"""Longer integers are cut to this length. They are beyond every range, even so."""
 
 
 def request_of(body: bytes, model: str, version: str, *, may_stream: bool) -> Any:
@@ -89,16 +87,12 @@ def _document(body: bytes) -> dict[str, Any]:
     try:
         # Bytes that are not UTF-8 become lone surrogates, so that the error names their field.
         text = body.decode("utf-8", "surrogateescape")
-        document = json.loads(text, object_pairs_hook=_members, parse_int=_integer)
+        document = json.loads(text, object_pairs_hook=_members)
     except ValueError as error:
         raise Refused(400, f"body: must be JSON: {error}") from None
     if not isinstance(document, dict):
         raise Refused(400, f"body: got {type(document).__name__}, must be a JSON object")
     return document
-
-
-def _integer(digits: str) -> int:
-    return int(digits[:MAX_DIGITS])
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

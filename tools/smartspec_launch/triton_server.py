@@ -34,6 +34,7 @@ from smartspec_launch.files import (
     write_repository,
 )
 from smartspec_launch.gateway import Gateway, OpenAi
+from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.link import LauncherEnd
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
@@ -78,7 +79,7 @@ LAST_WORDS_S = 0.7
 """Time for Triton to send the last responses after the backend has failed."""
 
 
-class TritonServerError(RuntimeError):
+class TritonServerError(LaunchError):
     """The server did not become ready; the message holds the last lines of its log."""
 
 
@@ -101,7 +102,6 @@ class TritonServer:
         config: ServerConfig,
         run_dir: Path,
         address: Address,
-        installation: Installation | None = None,
         backend_folder: Path = PACKAGE_FOLDER,
         aliases: Sequence[str] = (),
         options: Sequence[str] = (),
@@ -113,7 +113,6 @@ class TritonServer:
         self.log_path = run_dir / "tritonserver.log"
         self._config = config
         self._run_dir = run_dir
-        self._installation = installation
         self._backend_folder = backend_folder
         self._aliases, self._options = tuple(aliases), tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
@@ -146,10 +145,10 @@ class TritonServer:
     def start(self) -> None:
         """Write the run directory and start the processes.
 
-        Raises InstallationError or InterpreterError.
+        Raises LaunchError.
         """
         assert self._process is None, "a TritonServer is started once"
-        installation = self._installation or find_installation()
+        installation = find_installation()
         run_dir = self._run_dir.absolute()
         if installation.stub is not None:
             check_ascii(run_dir, *map(Path, self._config.engine.paths().values()))

@@ -59,11 +59,6 @@ class Choice:
         if self.finish_reason == "stop" and self.num_calls + len(self.new_calls):
             self.finish_reason = "tool_calls"
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether a chunk would have nothing but log-probabilities, which can wait."""
-        return self.has_begun and not (self.new_text or self.new_calls or self.finish_reason)
-
 
 class Answer:
     """An answer in progress."""
@@ -119,10 +114,8 @@ class Answer:
         return {**self._document, "choices": choices, **self._totals()}
 
     def event(self, number: int, piece: Piece) -> str:
-        """Add the piece, and return its event; empty if it has nothing to say yet."""
+        """Add the piece, and return its event."""
         self.add(number, piece)
-        if self._has_tools and not self._shows_steps and self._choices[number].is_silent:
-            return ""
         choice = self._take(number, "delta")
         if self._shows_steps:
             choice["speculation"] = self._step(piece)

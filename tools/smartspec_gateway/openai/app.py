@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.endpoint import Endpoint, Settings
-from smartspec_gateway.openai.errors import ERRORS, ApiError
+from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.prompts import PromptError, Prompts
 from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -30,11 +30,6 @@ PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'none'"
 }
-
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The answer, whole or as events.", "content": {"text/event-stream": {}}}
-}
-
 
 KEY_VARIABLE = "SMARTSPEC_API_KEY"
 
@@ -70,18 +65,14 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
     """The application."""
     endpoint = Endpoint(model, prompts, settings)
 
-    app = FastAPI(title="SmartSpec", redoc_url=None, responses=ERRORS)
+    app = FastAPI(title="SmartSpec", redoc_url=None)
     keyed = [Depends(endpoint.check_key)]
 
-    chats = body_schema(ChatRequest)
-
-    @app.post("/v1/chat/completions", dependencies=keyed, responses=STREAMED, openapi_extra=chats)
+    @app.post("/v1/chat/completions", dependencies=keyed, openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         return await endpoint.chat(request, await read(request, ChatRequest))
 
-    texts = body_schema(CompletionRequest)
-
-    @app.post("/v1/completions", dependencies=keyed, responses=STREAMED, openapi_extra=texts)
+    @app.post("/v1/completions", dependencies=keyed, openapi_extra=body_schema(CompletionRequest))
     async def complete(request: Request) -> Response:
         return await endpoint.complete(request, await read(request, CompletionRequest))
 

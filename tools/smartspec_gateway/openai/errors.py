@@ -4,28 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
-
-
-class ErrorFields(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of all answers but 200."""
-
-    error: ErrorFields
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is wrong: `param` names the field."},
-    "5XX": {"model": ErrorBody, "description": "The model or the endpoint is not available."},
-}
 
 
 class ApiError(Exception):

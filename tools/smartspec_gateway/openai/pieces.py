@@ -23,40 +23,26 @@ END_S = 1.0
 """Time for the streams to end after their last pieces."""
 
 
-def pieces_of(model: Model, choices: Sequence[Fields]) -> AsyncIterator[tuple[int, Piece]]:
+async def pieces_of(model: Model, choices: Sequence[Fields]) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of all choices as they arrive, with the number of the choice.
 
     Closing the iterator cancels all requests. Raises ApiError.
     """
-    return _one(model, choices[0]) if len(choices) == 1 else _several(model, choices)
-
-
-async def _one(model: Model, fields: Fields) -> AsyncIterator[tuple[int, Piece]]:
-    try:
-        async with aclosing(model.generate(fields)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
-                    raise ApiError(503, "the server ended the request: send it again later")
-                yield 0, piece
-    except ApiError:
-        raise
-    except Exception as error:
-        logger.exception("A choice could not be generated.")
-        raise ApiError(500, "the endpoint failed: see its log") from error
-
-
-async def _several(model: Model, choices: Sequence[Fields]) -> AsyncIterator[tuple[int, Piece]]:
     queue: asyncio.Queue[tuple[int, Piece | ApiError]] = asyncio.Queue(MAX_PENDING)
-
     slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def run(number: int, fields: Fields) -> None:
         try:
-            async with slots, aclosing(_one(model, fields)) as pieces:  # type: ignore[type-var]
-                async for _, piece in pieces:
+            async with slots, aclosing(model.generate(fields)) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
+                        raise ApiError(503, "the server ended the request: send it again later")
                     await queue.put((number, piece))
         except ApiError as error:
             await queue.put((number, error))
+        except Exception:
+            logger.exception("A choice could not be generated.")
+            await queue.put((number, ApiError(500, "the endpoint failed: see its log")))
 
     tasks = [asyncio.create_task(run(number, one)) for number, one in enumerate(choices)]
     num_left = len(tasks)

@@ -52,13 +52,8 @@ async def read(request: Request, model: type[Read]) -> Read:
     other types of content are refused."""
     if not IS_JSON.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(400, "Content-Type: must be application/json")
-    body = await request.body()
-    return await off_loop(len(body), _read, body, model)
-
-
-def _read(body: bytes, model: type[Read]) -> Read:
     try:
-        return model.model_validate(from_json(body))
+        return model.model_validate(from_json(await request.body()))
     except ValidationError as error:
         raise _of_validation(error.errors(include_url=False), model) from None
     except ValueError as error:

@@ -38,7 +38,7 @@ from smartspec_py.engines.profile import (
     fingerprint,
     profile_path,
 )
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.eagle import (
@@ -93,11 +93,22 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Heads:
-    """The heads of a target: one of both, or none."""
+class _Setup:
+    """What is known before models are loaded. own: how the target runs. heads: Medusa heads, or the
+    configuration of an EAGLE head."""
 
-    eagle: EagleConfig | None = None
-    medusa: MedusaHeads | None = None
+    config: TorchEngineConfig
+    limits: LimitsConfig
+    places: Placement
+    own: RunnerConfig
+    draft: Path | None
+    head_folder: Path | None
+    heads: MedusaHeads | EagleConfig | None
+
+    @property
+    def drafting_folder(self) -> Path | None:
+        """Of the model that drafts with passes of its own: the draft model or the EAGLE head."""
+        return self.head_folder if isinstance(self.heads, EagleConfig) else self.draft
 
 
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -113,11 +124,11 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         weights=config.weights,
     )
     heads = _load_heads(head_folder, own, draft)
-    runner = _target_runner(own, heads, limits, config)
-    own = replace(own, weights=runner.config.weights)
-    num_threads = torch.get_num_threads()
-    target = _target(runner, own, limits)
-    proposer = _proposer(own, draft, head_folder, heads, limits, config, places)
+    setup = _Setup(config, limits, places, own, draft, head_folder, heads)
+    target = _target(setup)
+    runner, num_threads = target.runner, torch.get_num_threads()
+    setup = replace(setup, own=replace(own, weights=runner.config.weights))
+    proposer = _proposer(setup)
     runners = [runner] + ([proposer.runner] if proposer else [])
     if not any(isinstance(one, CausalRunner) for one in runners):
         # PyTorch then runs only small operators. Its worker threads would spin on the cores that
@@ -126,23 +137,15 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     about = "; ".join(one.about for one in runners)
     identity = [
         fingerprint(model),
-        fingerprint((head_folder if heads.eagle else draft) or model) if proposer else "no draft",
+        fingerprint(setup.drafting_folder) if setup.drafting_folder else "no draft",
         f"{_device_names(places)}, {runner.config.dtype}, {num_threads} threads",
-        about + (", with states" if heads.medusa else ""),
+        about + (", with states" if isinstance(heads, MedusaHeads) else ""),
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
     shape = _shape(limits)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
-    proposers: dict[str, Proposer] = {}
-    if proposer is not None:
-        proposers[HEADS if heads.eagle else DRAFT_MODEL] = proposer
-    if heads.medusa is not None:
-        width = limits.max_tree_width or (1 if places.target.type == "cpu" else TREE_WIDTH)
-        width = width if target.capabilities.verifies_trees else 1
-        proposers[HEADS] = HeadsProposer(
-            heads.medusa, limits.max_sequences, limits.max_draft_len, width
-        )
+    proposers = _proposers(setup, target, proposer)
     logger.info(
         "%s on %s: %s, %s, %d threads; drafts from %s",
         *(model.name, places, str(runner.config.dtype).removeprefix("torch."), about),
@@ -150,17 +153,24 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     )
     for one in runners:
         one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
-    path = profile_path(shape, cache, identity)
-    ends = end_tokens(model, vocab_size, tokenizer)
     log_unused_defaults(model)
     runtime = "PyTorch" if isinstance(runner, CausalRunner) else "OpenVINO"
-    facts: dict[str, str | int] = {
-        "model": model.name,
-        "dtype": dtype_text(dtype, runner.config.dtype),
-        "runtime": runtime if own.weights == "stored" else f"{runtime}, {own.weights} weights",
-        "threads": num_threads,
-    }
-    return Engine(tokenizer, ends, target, proposers, cost, path, about, facts)
+    weights = runner.config.weights
+    return Engine(
+        tokenizer,
+        end_tokens(model, vocab_size, tokenizer),
+        target,
+        proposers,
+        cost,
+        profile_path(shape, cache, identity),
+        about,
+        facts={
+            "model": model.name,
+            "dtype": dtype_text(dtype, runner.config.dtype),
+            "runtime": runtime if weights == "stored" else f"{runtime}, {weights} weights",
+            "threads": num_threads,
+        },
+    )
 
 
 def _files(
@@ -179,7 +189,16 @@ def _files(
     return model, draft, heads
 
 
-def _target(runner: Runner, own: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
+def _target(setup: _Setup) -> TorchTarget:
+    """Load the target. This also sets the number of PyTorch's threads."""
+    limits, heads = setup.limits, setup.heads
+    own = replace(
+        setup.own,
+        gives_hidden=isinstance(heads, MedusaHeads),
+        state_layers=heads.layer_ids if isinstance(heads, EagleConfig) else (),
+    )
+    counts = thread_counts(setup.config.num_threads)
+    runner = _runner("engine.model", own, limits.max_draft_len + 1, setup.config, counts)
     capabilities = replace(
         stepwise_capabilities(limits, own.vocab_size, runner.bytes_per_token),
         verifies_trees=runner.verifies_trees and not has_window(load_config(own)),
@@ -187,72 +206,59 @@ def _target(runner: Runner, own: RunnerConfig, limits: LimitsConfig) -> TorchTar
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
-def _target_runner(
-    own: RunnerConfig, heads: _Heads, limits: LimitsConfig, config: TorchEngineConfig
-) -> Runner:
-    """Load the target. This also sets the number of PyTorch's threads."""
-    own = replace(
-        own,
-        gives_hidden=heads.medusa is not None,
-        state_layers=heads.eagle.layer_ids if heads.eagle else (),
-    )
-    counts = thread_counts(config.num_threads)
-    runner = _runner("engine.model", own, limits.max_draft_len + 1, config, counts)
-    if runner.config.dtype != own.dtype:
-        logger.warning(
-            "engine.dtype: this processor has no instructions for %s: products are in %s, and "
-            "weights stay in the type of their files",
-            *(str(one).removeprefix("torch.") for one in (own.dtype, runner.config.dtype)),
-        )
-    return runner
-
-
-def _proposer(
-    own: RunnerConfig,
-    draft: Path | None,
-    head_folder: Path | None,
-    heads: _Heads,
-    limits: LimitsConfig,
-    config: TorchEngineConfig,
-    places: Placement,
-) -> DraftModelProposer | None:
-    """The draft model or EAGLE head; None without either. own: of the target."""
+def _proposer(setup: _Setup) -> DraftModelProposer | None:
+    """The draft model or EAGLE head; None without either."""
+    own, limits, places = setup.own, setup.limits, setup.places
     num_rows, longest, reuses = limits.max_sequences, limits.max_draft_len, limits.reuse_prefixes
-    if head_folder is not None and heads.eagle is not None:
+    if setup.head_folder is not None and isinstance(setup.heads, EagleConfig):
         with _named("engine.heads"):
-            head = load_eagle(head_folder, heads.eagle, own)
+            head = load_eagle(setup.head_folder, setup.heads, own)
         return EagleProposer(head, num_rows, longest, reuses_prefixes=reuses)
-    if draft is None:
+    if setup.draft is None:
         return None
-    of_draft = replace(own, path=draft, device=places.draft)
+    own = replace(own, path=setup.draft, device=places.draft)
     # The draft model may have fewer positions than the served context.
-    positions = getattr(load_config(of_draft), "max_position_embeddings", None) or own.max_len
-    of_draft = replace(of_draft, max_len=min(own.max_len, positions))
+    positions = getattr(load_config(own), "max_position_embeddings", None) or own.max_len
+    own = replace(own, max_len=min(own.max_len, positions))
     return DraftModelProposer(
-        _runner("engine.draft", of_draft, SHORT_LAG + 1, config),
+        _runner("engine.draft", own, SHORT_LAG + 1, setup.config),
         num_rows,
         longest,
         reuses_prefixes=reuses,
-        max_context_len=of_draft.max_len,
+        max_context_len=own.max_len,
         has_own_memory=places.draft != places.target,
     )
 
 
-def _load_heads(folder: Path | None, target: RunnerConfig, draft: Path | None) -> _Heads:
+def _proposers(
+    setup: _Setup, target: TorchTarget, proposer: DraftModelProposer | None
+) -> dict[str, Proposer]:
+    """By the names that requests use. proposer: see `_proposer`."""
+    limits, found = setup.limits, dict[str, Proposer]()
+    if proposer is not None:
+        found[HEADS if isinstance(proposer, EagleProposer) else DRAFT_MODEL] = proposer
+    if isinstance(setup.heads, MedusaHeads):
+        width = limits.max_tree_width or (1 if setup.own.device.type == "cpu" else TREE_WIDTH)
+        width = width if target.capabilities.verifies_trees else 1
+        found[HEADS] = HeadsProposer(setup.heads, limits.max_sequences, limits.max_draft_len, width)
+    return found
+
+
+def _load_heads(
+    folder: Path | None, target: RunnerConfig, draft: Path | None
+) -> MedusaHeads | EagleConfig | None:
     """Medusa heads, or the configuration of an EAGLE head. Raises ConfigError."""
     if folder is None:
-        return _Heads()
+        return None
     with _named("engine.heads"):
-        if is_eagle(folder) and draft is not None:
+        if not is_eagle(folder):
+            return load_heads(folder, target)
+        if draft is not None:
             raise ModelError(
                 "an EAGLE head and a draft model cannot be loaded together: leave out "
                 "engine.draft, or engine.heads"
             )
-        if is_eagle(folder):
-            return _Heads(eagle=read_config(folder, load_config(target)))
-        return _Heads(
-            medusa=load_heads(folder, target.path, target.vocab_size, target.dtype, target.device)
-        )
+        return read_config(folder, load_config(target))
 
 
 @contextmanager
@@ -334,7 +340,7 @@ def _openvino_runner(own: RunnerConfig, runtime: str, counts: Sequence[int] = ()
         try:
             return load_openvino_runner(own, counts)
         except RuntimeError as error:
-            reason = next(iter(str(error).strip().splitlines()), "no reason given")
+            reason = first_line(error)
             if runtime == "auto":
                 logger.warning(
                     "OpenVINO cannot compute %s (%s): PyTorch computes it", own.path.name, reason

@@ -200,6 +200,11 @@ def quantization(name: str, folder: Path) -> Any:
     return (read_json(name, folder, "config.json") or {}).get("quantization_config")
 
 
+def first_line(error: Exception) -> str:
+    """The first line of the message; the type of the error if there is no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
     """The parsed file; None if it does not exist. Raises ModelError."""
     try:

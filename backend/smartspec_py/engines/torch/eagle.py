@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from smartspec_py.engines.torch.runner import (
     CausalRunner,
     PassOutput,
     RunnerConfig,
+    check_finite,
     load_config,
 )
 
@@ -209,9 +210,17 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRun
         if f"{name}.weight" not in weights:
             weights[f"{name}.weight"] = target_tensor(folder, own.path, names, name)
     module = _module(config, target)
-    _check_weights(folder, weights, module)
     placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
-    module.load_state_dict(placed, assign=True)
+    for name, tensor in placed.items():
+        check_finite(name, tensor, replace(own, path=folder))
+    try:
+        module.load_state_dict(placed, assign=True)
+    except RuntimeError as error:
+        # PyTorch names missing and unknown weights, and those of other shapes.
+        found = " ".join(str(error).split())
+        raise ModelError(
+            f"{folder}: the weights are not those of an EAGLE-3 head for this target ({found})"
+        ) from error
     ids = token_ids[token_ids < own.vocab_size].to(own.device)
     rows = module.lm_head.weight.detach()[(token_ids < own.vocab_size).to(own.device)]
     module.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
@@ -266,24 +275,6 @@ def _module(config: EagleConfig, target: Any) -> Any:
             setattr(only.self_attn, name, new)
         made.layers = torch.nn.ModuleList([only])
     return made
-
-
-def _check_weights(folder: Path, weights: Mapping[str, torch.Tensor], module: Any) -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    if missing := shapes.keys() - weights.keys():
-        raise ModelError(
-            f"{folder}: the weight file lacks {min(missing)}: use an EAGLE-3 checkpoint"
-        )
-    if unknown := weights.keys() - shapes.keys():
-        raise ModelError(f"{folder}: the weight {min(unknown)} is not supported in EAGLE-3 heads")
-    for name, tensor in weights.items():
-        if tuple(tensor.shape) != shapes[name]:
-            raise ModelError(
-                f"{folder}: {name} is {tuple(tensor.shape)}, but must be {shapes[name]}: use a "
-                "head that was trained for this target"
-            )
-        if not tensor.isfinite().all():
-            raise ModelError(f"{folder}: the weights {name} are not all finite: replace the file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +333,7 @@ def _hide_unused(packed: PackedBatch, inputs: Sequence[RowInput]) -> None:
     """Mask the slots before the row's first key."""
     firsts = {one.row: one.first for one in inputs if isinstance(one, HeadInput)}
     for group in packed.groups:
-        rows = range(group.row_lo, group.row_hi)
-        first = torch.tensor([firsts.get(row, 0) for row in rows], device=group.mask.device)
-        keys = torch.arange(group.context_len, device=group.mask.device)
+        rows, device = range(group.rows.start, group.rows.stop), group.mask.device
+        first = torch.tensor([firsts.get(row, 0) for row in rows], device=device)
+        keys = torch.arange(group.mask.shape[-1], device=device)
         group.mask.logical_and_(keys >= first[:, None, None, None])

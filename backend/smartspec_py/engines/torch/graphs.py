@@ -142,17 +142,7 @@ class GraphRunner(CausalRunner):
             bits = self._every[: bucket.width]
             is_seen = (seen.view(by_row)[:, :, None] >> bits).bitwise_and(1).bool()
             mask = attention_mask(starts, is_seen, bucket.context_len)
-            group = AttentionGroup(
-                first=0,
-                last=num_tokens,
-                row_lo=0,
-                row_hi=bucket.num_rows,
-                width=bucket.width,
-                context_len=bucket.context_len,
-                mask=mask,
-                gather=None,
-                scatter=None,
-            )
+            group = AttentionGroup(slice(0, num_tokens), slice(0, bucket.num_rows), mask)
             every = self._every[:num_tokens]
             out = self._run(PackedBatch(token_ids[None], positions[None], slots, every, (group,)))
             self._logits[:num_tokens].copy_(out.logits)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line
 from smartspec_py.engines.torch.weights import file_tensors
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
@@ -29,7 +29,7 @@ def load_tensors(folder: Path, files: Sequence[str], kind: str) -> dict[str, tor
         loaded: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         return loaded
     except Exception as error:  # a damaged file can raise any exception of pickle
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise ModelError(f"{path} cannot be loaded ({reason}): replace the file") from error
 
 

@@ -7,17 +7,17 @@ that of vLLM (`blocks.`, `lm_heads.`). Heads without LM heads of their own use t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
+from smartspec_py.engines.torch.runner import RunnerConfig, load_config
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
 
@@ -78,44 +78,46 @@ class MedusaHeads:
         return whole
 
 
-def load_heads(
-    folder: Path, target: Path, vocab_size: int, dtype: torch.dtype, device: torch.device
-) -> MedusaHeads:
+def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     """Load the heads of a target.
 
-    target: directory of the target model. vocab_size: tokens of the tokenizer; logits beyond it are
-    removed. Raises ModelError, which names what does not fit.
+    own: how the target runs; logits beyond its `vocab_size` are removed. Raises ModelError, which
+    names what does not fit.
     """
     tensors = load_tensors(folder, FILES, "Medusa heads")
-    config = _config(target)
-    hidden_size, num_rows = config["hidden_size"], config["vocab_size"]
+    target = load_config(own)
     blocks, lm_heads = _parted(tensors)
     if not blocks or sorted(blocks) != list(range(len(blocks))):
         raise ModelError(f"{folder} has no Medusa heads: {FILES[0]} must have tensors of heads 0..")
-    token_map = tensors.get("token_map")
-    num_rows = num_rows if token_map is None else len(token_map)
-    _check(folder, blocks, lm_heads, hidden_size, num_rows)
-    token_ids = None
-    if token_map is not None:
-        token_ids = token_map.to(device, torch.long)
-        if int(token_ids.max()) >= vocab_size:
+    num_rows, num_kept, token_ids = target.vocab_size, own.vocab_size, None
+    if "token_map" in tensors:
+        token_ids = tensors["token_map"].to(own.device, torch.long)
+        num_rows = num_kept = len(token_ids)
+        if int(token_ids.max()) >= own.vocab_size:
             raise ModelError(
-                f"{folder}: token_map has token {int(token_ids.max())}, but {target.name} has "
-                f"{vocab_size} tokens: use heads that were trained for this target"
+                f"{folder}: token_map has token {int(token_ids.max())}, but {own.path.name} has "
+                f"{own.vocab_size} tokens: use heads that were trained for this target"
             )
-    most = num_rows if token_map is not None else vocab_size
-    shared = None
+    _check(folder, blocks, lm_heads, (num_rows, target.hidden_size))
+    lm_heads = {head: rows[:num_kept] for head, rows in lm_heads.items()}
     if not lm_heads:
-        shared = target_tensor(folder, target, LM_HEAD_NAMES, "LM heads")[:most].to(device, dtype)
-    rows = [
-        shared if shared is not None else lm_heads[i][:most].to(device, dtype)
-        for i in range(len(blocks))
-    ]
-    placed = [
-        [(weight.to(device, dtype), bias.to(device, dtype)) for _, (weight, bias) in layers]
-        for layers in (sorted(blocks[i].items()) for i in range(len(blocks)))
-    ]
-    return MedusaHeads(placed, rows, vocab_size, token_ids)
+        shared = target_tensor(folder, own.path, LM_HEAD_NAMES, "LM heads")[:num_kept]
+        lm_heads = dict.fromkeys(blocks, shared)
+
+    @cache
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        """On the device. Heads that share a tensor share its copy."""
+        return tensor.to(own.device, own.dtype)
+
+    return MedusaHeads(
+        [
+            [(placed(weight), placed(bias)) for _, (weight, bias) in sorted(layers.items())]
+            for _, layers in sorted(blocks.items())
+        ],
+        [placed(lm_heads[head]) for head in sorted(blocks)],
+        own.vocab_size,
+        token_ids,
+    )
 
 
 _Blocks = dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]]
@@ -123,51 +125,41 @@ _Blocks = dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]]
 
 def _parted(tensors: Mapping[str, torch.Tensor]) -> tuple[_Blocks, dict[int, torch.Tensor]]:
     """Blocks by head and layer, and LM heads by head."""
-    weights: dict[tuple[int, int], torch.Tensor] = {}
-    biases: dict[tuple[int, int], torch.Tensor] = {}
-    lm_heads = {}
+    parts: dict[str, dict[tuple[int, int], torch.Tensor]] = {"weight": {}, "bias": {}}
+    lm_heads, blocks = {}, _Blocks()
     for name, tensor in tensors.items():
         if found := BLOCK.match(name):
-            place = (int(found[1]), int(found[2]))
-            (weights if found[3] == "weight" else biases)[place] = tensor
+            parts[found[3]][int(found[1]), int(found[2])] = tensor
         elif found := LM_HEAD.match(name):
             lm_heads[int(found[1])] = tensor
-    blocks: _Blocks = {}
-    for (head, layer), weight in weights.items():
+    for (head, layer), weight in parts["weight"].items():
         if weight.shape[0] != weight.shape[1]:
             lm_heads[head] = weight
             continue
-        bias = biases.get((head, layer), torch.zeros(len(weight)))
+        bias = parts["bias"].get((head, layer), torch.zeros(len(weight)))
         blocks.setdefault(head, {})[layer] = (weight, bias)
     return blocks, lm_heads
 
 
 def _check(
-    folder: Path,
-    blocks: _Blocks,
-    lm_heads: Mapping[int, torch.Tensor],
-    hidden_size: int,
-    num_rows: int,
+    folder: Path, blocks: _Blocks, lm_heads: Mapping[int, torch.Tensor], shape: tuple[int, int]
 ) -> None:
+    """shape: of an LM head."""
     if lm_heads and lm_heads.keys() != blocks.keys():
         missing = min(blocks.keys() ^ lm_heads.keys())
         raise ModelError(f"{folder}: head {missing} is not complete: copy the whole checkpoint")
     for head, layers in blocks.items():
         for weight, bias in layers.values():
-            if len(weight) != hidden_size:
+            if len(weight) != shape[1]:
                 raise ModelError(
                     f"{folder}: head {head} has hidden size {len(weight)}, but the target has "
-                    f"{hidden_size}: use heads that were trained for this target"
+                    f"{shape[1]}: use heads that were trained for this target"
                 )
             if not (weight.isfinite().all() and bias.isfinite().all()):
                 raise ModelError(f"{folder}: the weights of head {head} are not all finite")
     for head, rows in lm_heads.items():
-        if tuple(rows.shape) != (num_rows, hidden_size):
+        if tuple(rows.shape) != shape:
             raise ModelError(
                 f"{folder}: the LM head of head {head} is {tuple(rows.shape)}, but the target "
-                f"needs ({num_rows}, {hidden_size}): use heads that were trained for this target"
+                f"needs {shape}: use heads that were trained for this target"
             )
-
-
-def _config(target: Path) -> Any:
-    return json.loads((target / "config.json").read_text(encoding="utf-8"))

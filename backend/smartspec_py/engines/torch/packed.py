@@ -62,24 +62,18 @@ class RowInput:
 class AttentionGroup:
     """Rows whose attention is computed in one call.
 
-    first, last: the group's tokens in the packed row, [first, last).
-    row_lo, row_hi: the cache rows that are read, [row_lo, row_hi).
-    width, context_len: query tokens per row and keys per row, both after padding.
-    mask: bool [rows, 1, width, context_len], True where the query sees the key.
-    gather: [rows * width] index in the group of each padded query's token; None if the group needs
+    tokens: where the group's tokens are in the packed row.
+    rows: the cache rows that are read.
+    mask: bool [rows, 1, width, context_len], True where the query sees the key. width and
+        context_len: query tokens per row and keys per row, both after padding.
+    places: [tokens] index of each token among the rows * width padded ones; None if the group needs
         no padding.
-    scatter: [last - first] index of each token in the padded form; None like gather.
     """
 
-    first: int
-    last: int
-    row_lo: int
-    row_hi: int
-    width: int
-    context_len: int
+    tokens: slice
+    rows: slice
     mask: torch.Tensor
-    gather: torch.Tensor | None
-    scatter: torch.Tensor | None
+    places: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,34 +128,26 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
 
 
 def _group(items: Sequence[RowInput], first: int, device: torch.device) -> AttentionGroup:
-    """One attention call over rows row_lo..row_hi of the cache, padded to the longest input. Rows
-    without an input in between compute padding."""
+    """One attention call over the cache rows from the first to the last item, padded to the longest
+    input. Rows without an input in between compute padding."""
     row_lo, row_hi = items[0].row, items[-1].row + 1
     num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
     starts = torch.zeros(num_rows, dtype=torch.long)
     is_seen = torch.ones(width, width, dtype=torch.bool).tril().repeat(num_rows, 1, 1)
-    scatter: list[int] = []
+    places: list[int] = []
     for item in items:
         row, num = item.row - row_lo, len(item.tokens)
         starts[row] = item.position
-        scatter += range(row * width, row * width + num)
+        places += range(row * width, row * width + num)
         if item.parents:
             is_seen[row, :num, :num] = torch.from_numpy(visibility(item.parents))
-    num_tokens, padded = len(scatter), torch.tensor(scatter, device=device)
     context_len = max(item.position + len(item.tokens) for item in items)
-    is_rectangular = num_tokens == num_rows * width
-    gather = torch.zeros(num_rows * width, dtype=torch.long, device=device)
-    gather[padded] = torch.arange(num_tokens, device=device)
+    is_rectangular = len(places) == num_rows * width
     return AttentionGroup(
-        first=first,
-        last=first + num_tokens,
-        row_lo=row_lo,
-        row_hi=row_hi,
-        width=width,
-        context_len=context_len,
-        mask=attention_mask(starts.to(device), is_seen.to(device), context_len),
-        gather=None if is_rectangular else gather,
-        scatter=None if is_rectangular else padded,
+        slice(first, first + len(places)),
+        slice(row_lo, row_hi),
+        attention_mask(starts.to(device), is_seen.to(device), context_len),
+        None if is_rectangular else torch.tensor(places, device=device),
     )
 
 
@@ -222,7 +208,7 @@ class RowCache(Cache):
     def read_by(self, group: AttentionGroup) -> _Read:
         """For every layer, views of the keys and values that a group reads: [rows of the group,
         kv_heads, context_len, D]."""
-        read = self._by_row[:, group.row_lo : group.row_hi, :, : group.context_len].unbind()
+        read = self._by_row[:, group.rows, :, : group.mask.shape[-1]].unbind()
         return list(zip(read[::2], read[1::2], strict=True))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
@@ -267,7 +253,7 @@ def additive_mask(
     the keys at p - window + 1 to p; None means all keys up to p.
     """
     seen = group.mask
-    if window is not None and window < group.context_len:
+    if window is not None and window < seen.shape[-1]:
         # The key at j is outside the window exactly if the key at j + window is visible.
         seen = seen.clone()
         seen[..., :-window] &= ~group.mask[..., window:]
@@ -300,7 +286,7 @@ class PassAttention:
             if window not in masks:
                 num_shared = queries.shape[1] // keys.shape[1]
                 masks[window] = additive_mask(group, num_shared, self._dtype, window)
-            tokens = queries[group.first : group.last]
+            tokens = queries[group.tokens]
             parts.append(attend(tokens, keys, values, group, masks[window], scaling, softcap))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -321,23 +307,23 @@ def attend(
     """
     num_heads, head_dim = tokens.shape[1:]
     num_rows, num_kv_heads = keys.shape[:2]
-    padded = tokens if group.gather is None else tokens.index_select(0, group.gather)
-    queries = padded.view(num_rows, group.width, num_heads, head_dim).transpose(1, 2)
-    num_shared = num_heads // num_kv_heads
-    if num_shared > 1:
-        # Query heads that share a key head are treated as more query tokens of that head. Then
-        # the keys are read once and never copied.
-        queries = queries.reshape(num_rows, num_kv_heads, num_shared * group.width, head_dim)
+    width, num_shared = group.mask.shape[2], num_heads // num_kv_heads
+    if group.places is not None:
+        padded = tokens.new_zeros(num_rows * width, num_heads, head_dim)
+        tokens = padded.index_copy_(0, group.places, tokens)
+    queries = tokens.view(num_rows, width, num_heads, head_dim).transpose(1, 2)
+    # Query heads that share a key head are treated as more query tokens of that head. Then the keys
+    # are read once and never copied.
+    queries = queries.reshape(num_rows, num_kv_heads, num_shared * width, head_dim)
     if softcap is None:
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
     else:
         scale = head_dim**-0.5 if scaling is None else scaling
         scores = softcap * torch.tanh(queries @ keys.transpose(-1, -2) * (scale / softcap))
         out = torch.softmax(scores + mask, dim=-1) @ values
-    if num_shared > 1:
-        out = out.reshape(num_rows, num_heads, group.width, head_dim)
-    out = out.transpose(1, 2).reshape(num_rows * group.width, num_heads * head_dim)
-    return out if group.scatter is None else out.index_select(0, group.scatter)
+    out = out.reshape(num_rows, num_heads, width, head_dim).transpose(1, 2)
+    out = out.reshape(num_rows * width, num_heads * head_dim)
+    return out if group.places is None else out.index_select(0, group.places)
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)

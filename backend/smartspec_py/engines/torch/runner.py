@@ -18,7 +18,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.torch.checkpoint import ModelError, quantization
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quantization
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
@@ -239,7 +239,7 @@ def load_model(config: RunnerConfig) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # a damaged *.bin can raise any exception of pickle
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
     model, info = loaded
     check_complete(info["missing_keys"], config)

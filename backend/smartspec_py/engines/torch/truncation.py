@@ -86,24 +86,24 @@ def truncate(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
 
 def _cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Scores of the best tokens [n, m], in descending order, with -inf where truncation drops."""
-    has_top_k, has_top_p, has_min_p = truncation_kind(params[0])
-    is_probable = _is_probable(scores, params) if has_min_p else None
-    if has_top_k:
-        rank = torch.arange(scores.shape[-1], device=scores.device)
-        limits = _column([p.top_k for p in params], scores.device)
-        scores = scores.masked_fill(rank >= limits, -torch.inf)
-    if has_top_p:
-        probs = scores.softmax(-1)
-        mass_before = probs.cumsum(-1) - probs
-        is_cut = mass_before >= _column([p.top_p for p in params], scores.device)
-        is_cut[:, 0] = False
-        scores = scores.masked_fill(is_cut, -torch.inf)
-    return scores if is_probable is None else scores.masked_fill(~is_probable, -torch.inf)
+    is_probable, device = _is_probable(scores, params), scores.device
+    rank = torch.arange(scores.shape[-1], device=device)
+    limits = _column([p.top_k or torch.inf for p in params], device)
+    scores = scores.masked_fill(rank >= limits, -torch.inf)
+    probs = scores.softmax(-1)
+    mass_before = probs.cumsum(-1) - probs
+    # Sums of rounded numbers can reach 1 too early.
+    most = _column([p.top_p if p.top_p < 1.0 else torch.inf for p in params], device)
+    is_cut = mass_before >= most
+    is_cut[:, 0] = False
+    return scores.masked_fill(is_cut | ~is_probable, -torch.inf)
 
 
 def _is_probable(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Whether min-p keeps each token."""
-    log_min_p = _column([math.log(p.min_p) for p in params], scores.device)
+    log_min_p = _column(
+        [math.log(p.min_p) if p.min_p else -math.inf for p in params], scores.device
+    )
     return scores >= scores.amax(-1, keepdim=True) + log_min_p
 
 

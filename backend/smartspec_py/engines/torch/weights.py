@@ -15,7 +15,7 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
-from smartspec_py.engines.torch.checkpoint import ModelError, quantization
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quantization
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.gguf_weights import GgufWeights
 from smartspec_py.engines.torch.quantized import QuantizedTensors
@@ -44,7 +44,7 @@ def _bin_files(folder: Path) -> dict[str, torch.Tensor]:
         try:
             loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
         except Exception as error:  # a damaged file can raise any exception of pickle
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
     return loaded
 

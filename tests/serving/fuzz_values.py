@@ -1,8 +1,4 @@
-"""Values for the tensors of the contract, valid and invalid, drawn from its table.
-
-What the table calls valid may still be refused by a server for its model's sake: `SERVED` has the
-values that the shipped pair takes.
-"""
+"""Values for the tensors of the contract, valid and invalid, drawn from its table."""
 
 from __future__ import annotations
 
@@ -21,32 +17,13 @@ INT32_MAX = 2**31 - 1
 NOT_UTF8 = b"\xff\xfe\xfd"
 ALPHABET = "abc XYZ 019 .,\n\t\x00éß漢字🙂\u200d"
 
-SERVED: dict[str, list[Any]] = {
-    "text_input": ["Question:", "漢字 🙂", "a", "\n\n", "Write about the sea.\nAnswer:"],
-    "max_tokens": [1, 2, 5, 16],
-    "min_tokens": [0, 1],
-    "stop_token_ids": [[], [5], [0, 2047]],
-    "end_id": [-1, 0, 5, 2047],
-    "speculation_policy": [
-        "none",
-        "fixed:1",
-        "fixed:4",
-        "batch_table",
-        "goodput",
-    ],
-    "proposer": ["draft_model", "prompt_lookup"],
-    "deadline_ms": [60_000, INT32_MAX],
-}
 
-
-def valid_fields(
-    rng: random.Random, names: list[str], served: dict[str, list[Any]] | None = None
-) -> dict[str, Any]:
+def valid_fields(rng: random.Random, names: list[str]) -> dict[str, Any]:
     """A value for each of the names, and for what they cannot be without. Nobody asks for an
     explanation: its answer is another. Prompts are texts, not tokens."""
     others = ("explain_steps", "health_check", "input_ids")
     names = [name for name in names if name not in others]
-    fields = {name: valid_value(SPECS[name], rng, served or {}) for name in names}
+    fields = {name: valid_value(SPECS[name], rng) for name in names}
     if "seed" in fields and "random_seed" in fields:
         fields["random_seed"] = fields["seed"]
     if "embedding_bias_words" in fields or "embedding_bias_weights" in fields:
@@ -58,9 +35,7 @@ def valid_fields(
     return fields
 
 
-def valid_value(spec: TensorSpec, rng: random.Random, served: dict[str, list[Any]]) -> Any:
-    if spec.name in served:
-        return rng.choice(served[spec.name])
+def valid_value(spec: TensorSpec, rng: random.Random) -> Any:
     if not spec.is_list:
         return valid_element(spec, rng)
     size = rng.choice([1, 2, spec.max_elements])
