@@ -354,19 +354,6 @@ def test_how_many_tokens_are_found_in_the_cache(
     check_rows(target)
 
 
-def test_a_conversation_reads_again_only_its_last_answer() -> None:
-    """Each prompt is the last one, its answer of 12 tokens, and 5 more."""
-    target = make_target("llama")
-    said, found = [7 + i for i in range(15)], []
-    for turn in range(3):
-        num_cached, answer = write(target, turn, said, 12)
-        assert answer == expected_text("llama", said, 12)
-        target.release(turn)
-        found.append(num_cached)
-        said += answer + [80 + turn] * 5
-    assert found == [0, 15, 15 + 17]
-
-
 PENALISED = [
     SamplingParams(temperature=0.8, seed=6, frequency_penalty=1.5, presence_penalty=0.5),
     SamplingParams(repetition_penalty=1.6),
@@ -402,18 +389,6 @@ def test_preemption_changes_no_text(sampling: SamplingParams, reuses_prefixes: b
     preempted, num_preempted = texts(0.15)
     assert preempted == plain
     assert num_preempted > 5
-
-
-def test_what_was_generated_counts_as_such_after_a_preemption() -> None:
-    """The control: taken for prompt tokens, those that were generated would go unpunished."""
-    prompt, sampling = prompts(1, seed=21)[0], SamplingParams(frequency_penalty=2.0)
-    whole = write(make_target("llama"), 0, prompt, NUM_TOKENS, sampling)[1]
-    known = prompt + whole[:10]
-    for num_prompt, is_same in ((len(prompt), True), (len(known), False)):
-        driver = driver_of()
-        driver.begin(0, known, sampling, num_prompt)
-        driver.num_prompt[0] = len(prompt)
-        assert (driver.generate(0, NUM_TOKENS) == whole) is is_same
 
 
 def test_drafts_are_the_same_with_and_without_reuse() -> None:

@@ -54,6 +54,17 @@ def by_hand(batch_size: int, tokens_per_row: int, context_len: int, num_logits: 
     return 1.0 + batch_size * (0.3 * tokens_per_row + 0.2 * num_logits + 0.01 * context_len)
 
 
+def test_keys_that_are_read_for_each_token_are_kept_apart() -> None:
+    def reads(rows: int, tokens: int, context_len: int, _: int) -> float:
+        return 1.0 + 0.01 * context_len * rows * tokens
+
+    cost = profile(CountingEngine(reads), None, SHAPE)
+    assert cost.target_s(3, 9, 500) == pytest.approx(1.0 + 5.0 * 9)
+    assert cost.target_s(6, 6, 500) == pytest.approx(1.0 + 5.0 * 6)
+    once = profile(CountingEngine(), None, SHAPE)
+    assert once.target.context_token_s == pytest.approx(0.0)
+
+
 class CountingEngine:
     """A pass lasts as long as `seconds` says."""
 
@@ -258,8 +269,8 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
         assert part in identity
 
 
-NUM_POINTS = 4 * 5 + 4 + 1 + 4
-"""Of SHAPE: rows by tokens, a repeat by rows, one at a shorter context, and prompts."""
+NUM_POINTS = 4 * 5 + 4 + 2 + 4
+"""Of SHAPE: rows by tokens, a repeat by rows, two at a shorter context, and prompts."""
 NUM_FIRST = 4 * 5 + 2
 """The first pass of each size and of each table pays for allocations."""
 
@@ -269,7 +280,7 @@ NUM_FIRST = 4 * 5 + 2
     [(0.0, NUM_POINTS + NUM_FIRST), (50.0, 50 + 4 + 1), (math.inf, 5 * NUM_POINTS + NUM_FIRST)],
 )
 def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: int) -> None:
-    """Of 50 s, 46 are the first round of the target, and 4 begin its second."""
+    """Of 50 s, 47 are the first round of the target, and 3 begin its second."""
     clock = VirtualClock()
 
     def slow(*point: int) -> float:
@@ -292,7 +303,7 @@ def test_long_passes_are_timed_twice_and_the_longest_not_at_all(
     engine = CountingEngine()
     cost = profile(engine, None, SHAPE)
     num_sizes = 3 * 5 + 3
-    assert engine.num_passes == num_sizes + 1 + 2 * (num_sizes + 4 + 1) + 1 + 2 * 4
+    assert engine.num_passes == num_sizes + 1 + 2 * (num_sizes + 4 + 2) + 1 + 2 * 4
     assert cost.target.seconds[-1] == pytest.approx((10, 13, 16, 19, 22))
 
 

@@ -16,9 +16,6 @@ expected by p. The odds of p are multiplied by
 
     f = (w/2 + accepted) / (w/2 + expected) * (w/2 + trials - expected) / (w/2 + trials - accepted)
 
-to the power of x. x is the share of the cohort's evidence that comes from other requests. Otherwise
-evidence from the request itself would count twice, because the cohort already contains it.
-
 The best weight w of the request's own evidence differs between workloads, and so does the rate at
 which texts change. Therefore there are a quick and a slow expert, each with its own w and memory.
 The estimate is their mean, weighted by how well each predicted the results so far.
@@ -110,8 +107,8 @@ class AcceptanceTracker:
         [len(sequences), num_positions].
         """
         names, each = _grouped(cohorts or [""] * len(sequences))
-        rates, trials = self._rates(names, num_positions)
-        probs = self._expert_probs(self._counts_of(sequences), rates[each], trials[each])
+        rates = self._rates(names, num_positions)[each]
+        probs = self._expert_probs(self._counts_of(sequences), rates)
         trust = np.exp(self._likelihoods - self._likelihoods.max())
         mean: Floats = probs @ (trust / trust.sum())
         return mean
@@ -136,10 +133,8 @@ class AcceptanceTracker:
         trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
         positions = np.arange(int(trials.max()))
         is_tried, is_accepted = positions < trials[:, None], positions < accepted[:, None]
-        cohort_rates, cohort_trials = self._rates(names, len(positions))
-        rates, counts = cohort_rates[each], self._counts_of(sequences)
-        probs = self._expert_probs(counts, rates, cohort_trials[each])
-        self._score_experts(probs, is_accepted, is_tried)
+        rates, counts = self._rates(names, len(positions))[each], self._counts_of(sequences)
+        self._score_experts(self._expert_probs(counts, rates), is_accepted, is_tried)
         expected = (rates * is_tried).sum(axis=1)
         kept = np.where(trials[:, None] > 0, self._memories, self._memories[-1])
         observed = np.stack([accepted, expected, trials], axis=1)
@@ -173,35 +168,32 @@ class AcceptanceTracker:
                 row[: len(values)] = kept * np.array(values)
             self._set_counts(name, counts)
 
-    def _mean(self, cohort: str) -> tuple[float, float]:
-        """The mean acceptance rate of the cohort, over all positions, and its trials."""
+    def _mean(self, cohort: str) -> float:
+        """The mean acceptance rate of the cohort, over all positions."""
         own = self._cohorts.get(cohort, self._unknown).sum(axis=1)
         assumed = self._assumed.get(cohort)
         if assumed is None:
             accepted, trials = self._totals - own
             assumed = (INITIAL_TRIALS * INITIAL_MEAN + accepted) / (INITIAL_TRIALS + trials)
-        mean = (INITIAL_TRIALS * assumed + own[0]) / (INITIAL_TRIALS + own[1])
-        return float(mean), float(own[1])
+        return float((INITIAL_TRIALS * assumed + own[0]) / (INITIAL_TRIALS + own[1]))
 
-    def _rates(self, cohorts: Sequence[str], num_positions: int) -> tuple[Floats, Floats]:
-        """p of each cohort, shape [len(cohorts), num_positions], and its trials."""
-        means, trials = np.array([self._mean(name) for name in cohorts]).T
+    def _rates(self, cohorts: Sequence[str], num_positions: int) -> Floats:
+        """p of each cohort, shape [len(cohorts), num_positions]."""
+        means = np.array([self._mean(name) for name in cohorts])
         rates = np.repeat(means[:, None], num_positions, axis=1)
         if self._unknown.shape[1] > 1:
             counts = np.stack([self._cohorts.get(name, self._unknown) for name in cohorts])
             accepted, tried = counts[:, :, :num_positions].transpose(1, 0, 2)
             rates = (POSITION_TRIALS * rates + accepted) / (POSITION_TRIALS + tried)
-        return rates, trials
+        return rates
 
-    def _expert_probs(self, counts: Floats, rates: Floats, cohort_trials: Floats) -> Floats:
+    def _expert_probs(self, counts: Floats, rates: Floats) -> Floats:
         """The estimate of each expert, shape [n, K, experts]. counts: of the requests, shape
         [n, 3, experts]. rates: p, shape [n, K]."""
         accepted, expected, trials = counts.transpose(1, 0, 2)
         weights = self._weights
         factors = (weights + accepted) / (weights + expected)
         factors *= (weights + trials - expected) / (weights + trials - accepted)
-        known = INITIAL_TRIALS + cohort_trials[:, None]
-        factors **= np.maximum(1.0 - trials / known, 0.0)
         odds = (rates / (1 - rates))[..., None] * factors[:, None]
         probs: Floats = odds / (1 + odds)
         return probs
