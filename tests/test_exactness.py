@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from smartspec_bench.exactness import (
     CheckArm,
+    CheckCase,
     CheckReport,
     Divergence,
     check_pair_exactness,
@@ -27,7 +28,7 @@ from smartspec_py.serving.server import Engine
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
-from smartspec_testing.local import serving
+from smartspec_testing.local import LocalSink, serving
 
 TOKENIZER = Tokenizer.from_file(
     str(Path(__file__).parents[1] / "engines_build" / "tiny" / "target" / "tokenizer.json")
@@ -112,6 +113,17 @@ def test_policies_that_choose_by_cost_draft_even_where_it_does_not_pay() -> None
     assert num_drafted[1] > 60
 
 
+def test_other_bits_of_equal_texts_are_counted_up_to_the_first_other_token() -> None:
+    class Ended(LocalSink):
+        drawn, log_probs, finish_reason = [1, 2, 9], [-1.5, -2.5000002, -3.0], "length"  # type: ignore[assignment]
+
+    found = CheckReport("none", "alone")
+    case = CheckCase(REQUESTS[0], (1, 2, 3), "length", (-1.5, -2.5, -4.0))
+    found.add(case, CheckArm("none"), Ended())
+    assert found.counts["bits"] == 1
+    assert [one.index for one in found.divergences] == [2]
+
+
 DIVERGENCE = Divergence("fixed:1", "alone", REQUESTS[0], 0, 1, 2)
 
 
@@ -122,6 +134,7 @@ def report(arm: str, num_drafted: int, num_tokens: int = 100) -> CheckReport:
 
 NONE, FIXED = report("none", 0), report("fixed:1, draft_model", 60)
 DIFFERENT = replace(FIXED, divergences=[DIVERGENCE])
+OTHER_BITS = replace(FIXED, counts=FIXED.counts + Counter(bits=3))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +150,11 @@ DIFFERENT = replace(FIXED, divergences=[DIVERGENCE])
             "1 texts differ (5 in 1,000 tokens)",
         ),
         (
+            [NONE, OTHER_BITS],
+            "FAIL: 200 tokens compared, 60 drafted, 14 accepted; "
+            "3 tokens of equal texts have other bits; no text differs",
+        ),
+        (
             [NONE, FIXED, report("goodput, prompt_lookup", 0)],
             "FAIL: 300 tokens compared, 60 drafted, 21 accepted; no text differs; "
             "no drafts, nothing compared: goodput, prompt_lookup alone",
@@ -148,6 +166,6 @@ DIFFERENT = replace(FIXED, divergences=[DIVERGENCE])
     ],
 )
 def test_verdict(reports: list[CheckReport], line: str) -> None:
-    summary = _summary(reports)
+    summary = _summary(reports, compares_bits=True)
     assert _verdict_line(summary) == line
     assert summary["verdict"] == line[:4]

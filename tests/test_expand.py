@@ -72,9 +72,7 @@ def test_expanded_model_computes_the_same(
     assert_same_function(source, tmp_path / "large", vocab_size=64)
 
 
-@pytest.mark.parametrize(
-    ("role", "name", "millions"), [("target", "17m", 17), ("target", "88m", 88), ("draft", "4m", 4)]
-)
+@pytest.mark.parametrize(("role", "name", "millions"), [("target", "17m", 17), ("draft", "4m", 4)])
 def test_preset_keeps_the_shipped_model(
     tmp_path: Path, role: str, name: str, millions: int
 ) -> None:

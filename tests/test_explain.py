@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import record
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from smartspec_cli.app import app
 from smartspec_cli.explanation import candidates, options, window
@@ -67,6 +67,13 @@ def made(
     return step(views, evaluate(views, lengths, COST), accepted, scale)
 
 
+def explained(path: Path, one: StepRecord, *options: str) -> Result:
+    path.write_text(steps_text(COST, None, [one]))
+    result = CliRunner().invoke(app, ["explain", "--trace", str(path), *options])
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def test_candidates_of_one_sequence() -> None:
     """With a = 0.5: k = 0 is 1 token in 10 ms, k = 1 is 1.5 in 13, k = 2 is 1.75 in 16."""
     one = made([view(1, 0.5)], [1], [1])
@@ -113,14 +120,6 @@ def test_a_prompt_lookup_is_shown_at_its_own_worth() -> None:
     assert [each.name for each in lengths if each.is_best] == ["8, option 1, chosen"]
 
 
-def test_a_batch_table_is_asked_again() -> None:
-    table = BatchTable((1, 4), (2, 0))
-    views = [replace(view(1, 0.5), policy="batch_table")]
-    settings = PlannerSettings(batch_table=table)
-    one = step(views, plan(views, COST, settings), [1], settings=settings)
-    assert [each.name for each in candidates(one) if each.is_best] == ["all 1"]
-
-
 def random_steps(seeds: range) -> list[StepRecord]:
     """Steps as the planner plans them, of sequences with one and two options, prompts that
     wait and a batch table; every step took exactly what was expected."""
@@ -154,16 +153,12 @@ def test_the_chosen_plan_is_worth_what_was_recorded() -> None:
         )
 
 
-def _as_predicted(one: StepRecord) -> StepRecord:
-    """No time was measured by part, so no correction is read from it."""
-    return replace(one, target_s=0.0, draft_s=0.0)
-
-
 def test_a_window_adds_up() -> None:
     """Three steps of k = 2 at a = 0.5: expected 1.75 each, realised 3, 1, 2. All take twice as long
-    as expected, so each is off by 100 %. Five drafts were tried, 3 of them accepted."""
+    as expected, so each is off by 100 %. Five drafts were tried, 3 of them accepted. A step with
+    prompt tokens is left out."""
     steps = [made([view(1, 0.5)], [2], [a], scale=2.0) for a in (2, 0, 1)]
-    report = window(steps)
+    report = window([*steps, replace(steps[0], num_prefill_tokens=16)])
     assert report.num_steps == 3
     assert report.expected_tokens == pytest.approx(5.25)
     assert report.realised_tokens == 6
@@ -186,19 +181,11 @@ def test_switches_are_counted_where_a_sequence_is_in_both_steps() -> None:
     assert window(steps).num_switches == 2
 
 
-def test_steps_with_prompt_chunks_are_left_out() -> None:
-    reading = replace(made([view(1, 0.5)], [1], [1]), num_prefill_tokens=16)
-    assert window([reading]).num_steps == 0
-
-
 def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     """A look-up that has more drafts than the draft model may make is a number, not -inf."""
     views, planned = looked_up()
-    path = tmp_path / "steps.jsonl"
     one = step(views, planned, [8], settings=PlannerSettings(num_prefilling=2))
-    path.write_text(steps_text(COST, None, [one]))
-    result = CliRunner().invoke(app, ["explain", "--trace", str(path), "--json", "-"])
-    assert result.exit_code == 0, result.output
+    result = explained(tmp_path / "steps.jsonl", one, "--json", "-")
     document = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(name))
     assert document["step"]["candidates"][0]["tokens_per_s"] == pytest.approx(500)
     assert "2 requests in prefill" in " ".join(result.stderr.split())
@@ -210,9 +197,6 @@ def test_a_tree_is_shown_with_its_accepted_nodes(tmp_path: Path) -> None:
     views = [SequenceView(1, 50, 40, "goodput", (tree,))]
     one = step(views, evaluate(views, [3], COST), [2])
     one = replace(one, events=[one.events[0]._replace(path=(0, 2))])
-    path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(COST, None, [one]))
-    result = CliRunner().invoke(app, ["explain", "--trace", str(path)])
-    assert result.exit_code == 0, result.output
+    result = explained(tmp_path / "steps.jsonl", one)
     assert "a tree of 3 drafts, accepted 2: 1, 3" in " ".join(result.stdout.split())
     assert window([one]).num_trials == 0

@@ -22,7 +22,7 @@ from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_a
 from smartspec_launch import files, foreground, interpreter, triton_server
 from smartspec_launch.address import Address, free_address, taken_ports
 from smartspec_launch.gateway import OpenAi
-from smartspec_launch.interpreter import InterpreterError, check_interpreter
+from smartspec_launch.interpreter import LaunchError, check_interpreter
 from smartspec_launch.triton_server import (
     TritonServer,
     TritonServerError,
@@ -66,7 +66,7 @@ def test_an_unfit_interpreter_gets_one_line_with_the_remedy(
     if not words:
         assert check_interpreter() == Path("/usr/lib")
         return
-    with pytest.raises(InterpreterError) as caught:
+    with pytest.raises(LaunchError) as caught:
         check_interpreter()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -107,7 +107,7 @@ def test_an_environment_that_the_stub_cannot_import_from_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.prefix", "/home/josé/.venv")
-    with pytest.raises(files.InstallationError, match=r"josé/\.venv is not ASCII, .*: use a"):
+    with pytest.raises(LaunchError, match=r"josé/\.venv is not ASCII, .*: use a"):
         files.find_installation()
 
 
@@ -174,7 +174,7 @@ def test_a_run_directory_that_cannot_be_used_is_one_sentence(
         monkeypatch.setattr("shutil.copy2", copy)
     else:
         run_dir.parent.write_text("")
-    with pytest.raises(files.InstallationError) as caught, stand_in(run_dir):
+    with pytest.raises(LaunchError) as caught, stand_in(run_dir):
         pass
     reason = "No space left on device" if is_full else "Not a directory"
     assert str(caught.value).startswith(f"the run directory {run_dir} cannot be used: {reason} (")
@@ -185,7 +185,7 @@ def test_a_second_server_is_kept_out_until_the_first_has_ended(tmp_path: Path) -
     """Also where the first one's files are still there, and a child of it lives on."""
     first = files.lock_run_dir(tmp_path)
     with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
-        with pytest.raises(files.InstallationError) as caught, stand_in(tmp_path):
+        with pytest.raises(LaunchError) as caught, stand_in(tmp_path):
             pass
         assert f"another server uses the run directory {tmp_path}" in str(caught.value)
         os.close(first)

@@ -24,11 +24,11 @@ from rich.console import Console
 
 from smartspec_launch import paths
 from smartspec_launch.address import Address
-from smartspec_launch.files import InstallationError, exposure, find_installation, usable
+from smartspec_launch.files import exposure, usable
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
-from smartspec_launch.interpreter import InterpreterError
-from smartspec_launch.triton_server import TritonServer, TritonServerError
+from smartspec_launch.interpreter import LaunchError
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import (
     ConfigError,
     ServerConfig,
@@ -63,7 +63,7 @@ def main() -> int:
         # The output is the log of the container. `tail` ends with this process.
         subprocess.Popen(["tail", "-n", "+1", f"--pid={os.getpid()}", "-f", server.log_path])
         return run_in_foreground(server, Console(stderr=True))
-    except (ConfigError, InterpreterError, InstallationError, TritonServerError) as error:
+    except (ConfigError, LaunchError) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -74,11 +74,9 @@ def openai_of(config: ServerConfig) -> OpenAi | None:
 
 
 def check_exposure(address: Address) -> None:
-    """Raises InstallationError if this Triton must not listen on this address."""
-    installation = find_installation()
-    if not (address.is_loopback or installation.is_fit_for_network):
-        reason = exposure(address.host, installation.version)
-        raise InstallationError(f"{reason}; use a newer image, or SMARTSPEC_HOST=127.0.0.1")
+    """Raises LaunchError if this Triton must not listen on this address."""
+    if reason := exposure(address):
+        raise LaunchError(f"{reason}; use a newer image, or SMARTSPEC_HOST=127.0.0.1")
 
 
 def with_cache(config: ServerConfig) -> ServerConfig:

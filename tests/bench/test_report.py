@@ -84,9 +84,9 @@ def test_few_repeats_have_no_interval_and_in_process_is_no_fixed_length() -> Non
 @pytest.mark.parametrize(
     ("ratio", "shown"),
     [
-        (Ratio(0.87, 0.80, 0.95, 4), "**13 %** (5 to 20)"),
-        (Ratio(0.98, 0.94, 1.03, 4), "2 % (-3 to 6)"),
-        (Ratio(1.20, 1.10, 1.30, 4), "**-20 %** (-30 to -10)"),
+        (Ratio(0.87, 0.80, 0.95), "**13 %** (5 to 20)"),
+        (Ratio(0.98, 0.94, 1.03), "2 % (-3 to 6)"),
+        (Ratio(1.20, 1.10, 1.30), "**-20 %** (-30 to -10)"),
         (None, ""),
     ],
 )

@@ -92,6 +92,13 @@ def test_factors_of_the_target(changes: dict[str, float], seconds: float) -> Non
     assert cost.targets_s(2, np.array([4.0]), -1.0) == pytest.approx([seconds])
 
 
+def test_later_tokens_of_a_row_can_cost_context_too() -> None:
+    """2 rows of 2 tokens: 2 s, 2 x 5 x 0.1 s of context, and 2 x 5 x 0.2 s for the second ones."""
+    table = PassTable((1, 2), (1, 2), ((1.0, 1.0), (2.0, 2.0)), 10, 0.1, (), 0.2)
+    assert table.pass_s(2, 4, 15) == pytest.approx(2.0 + 1.0 + 2.0)
+    assert table.pass_s(2, 2, 15) == pytest.approx(2.0 + 1.0)
+
+
 def test_one_token_a_row_is_the_pass_with_that_many_tokens() -> None:
     table = PassTable((1, 4), (1, 3), ((1.0, 2.0), (4.0, 8.0)), context_len=10, context_s=0.1)
     for rows in (0, 1, 3, 9):

@@ -4,8 +4,7 @@ of the proposer in a random sequence of steps."""
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from test_torch_engine import Driver
+from torch_models import MAX_DRAFT_LEN, poll
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, TargetCapabilities
 from smartspec_py.engines.torch import eagle_proposer
 from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.eagle import (
@@ -337,7 +338,6 @@ def test_folders_without_an_eagle_head(tmp_path: Path) -> None:
     assert not is_eagle(tmp_path)
 
 
-MAX_DRAFT_LEN = 5
 GREEDY = SamplingParams()
 
 
@@ -355,28 +355,23 @@ def target_of(config: RunnerConfig, load: Callable[[RunnerConfig], Runner]) -> T
     return TorchTarget(runner, capabilities)
 
 
-class Driver:
-    """Steps with random drafts, chunks and sequences. Every draft of the head is compared with the
-    reference, which reads the whole text again. What is verified are mostly the right tokens, so
-    that any number of drafts is accepted.
+class EagleDriver(Driver):
+    """Every draft of the head is compared with the reference, which reads the whole text again.
+    What is verified are mostly the right tokens, so that any number of drafts is accepted.
 
     first: by sequence, the first token that the head sees.
     """
 
+    proposer: EagleProposer
+
     def __init__(
         self, target: TorchTarget, proposer: EagleProposer, reference: Reference, path: Path
     ) -> None:
-        self.target, self.proposer, self.reference = target, proposer, reference
+        super().__init__(target, proposer, seed=3)
+        self.reference = reference
         self.model = LlamaForCausalLM.from_pretrained(path).eval()
-        self.rng = random.Random(3)
-        self.tokens: dict[int, list[int]] = {}
-        self.unread: dict[int, int] = {}
         self.first: dict[int, int] = {}
-        self.num_drafts = self.num_accepted = 0
-
-    def begin(self, sequence: int, tokens: list[int]) -> None:
-        self.tokens[sequence] = tokens
-        self.unread[sequence] = self.target.begin(sequence, tokens, len(tokens), GREEDY)
+        self.num_drafts = 0
 
     @torch.inference_mode()
     def expected(self, sequence: int, num_drafts: int) -> list[int]:
@@ -400,40 +395,23 @@ class Driver:
             found[self.rng.randrange(num_tokens)] = self.rng.randrange(VOCAB)
         return found
 
-    def step(self) -> None:
-        work: list[Work] = []
-        tasks = []
-        for sequence, start in self.unread.items():
-            tokens = self.tokens[sequence]
-            if start < len(tokens):
-                end = min(len(tokens), start + self.rng.randrange(1, 9))
-                chunk = tuple(tokens[start:end])
-                work.append(Prefill(sequence, chunk, start, end == len(tokens)))
-                self.unread[sequence] = 64 if end == len(tokens) else end
-            elif self.rng.random() < 0.8:
-                draft_len = self.rng.choice((0, 0, 1, 3, MAX_DRAFT_LEN))
-                tasks.append(DraftTask(sequence, tokens, len(tokens), draft_len, GREEDY))
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        drafts = []
         for task, draft in zip(tasks, self.proposer.propose(tasks), strict=True):
+            right: list[int] = []
             if task.draft_len:
                 self.first[task.sequence] = self.proposer._states[task.sequence].first
                 assert list(draft.tokens) == self.expected(task.sequence, task.draft_len)
-            self.num_drafts += len(draft.tokens)
-            if draft.tokens:
                 right = self.right(task.sequence, task.draft_len)
-                work.append(Verify(task.sequence, tuple(right)))
-            else:
-                work.append(Decode(task.sequence, 1))
-        self.rng.shuffle(work)
-        self.target.submit(work)
-        for event in self.target.poll(0.0):
-            self.proposer.observe(event.sequence, event.num_accepted, event.hidden)
-            self.tokens[event.sequence] += event.tokens
-            self.num_accepted += event.num_accepted
+            self.num_drafts += len(draft.tokens)
+            drafts.append(Draft(tuple(right)))
+        return drafts
 
-    def end(self, sequence: int) -> None:
+    def end(self, sequence: int) -> list[int]:
         self.target.release(sequence)
         self.proposer.release(sequence)
         del self.unread[sequence]
+        return self.tokens.pop(sequence)
 
 
 def with_openvino(config: RunnerConfig) -> Runner:
@@ -461,18 +439,17 @@ def test_drafts_do_not_depend_on_the_steps_before(
     runner = load_eagle(head, read_config(head, load_config(config)), config)
     target = target_of(replace(config, state_layers=(2, 3, 4)), load)
     proposer = EagleProposer(runner, 3, MAX_DRAFT_LEN)
-    driver = Driver(target, proposer, Reference(tensors, "midlayer"), config.path)
+    driver = EagleDriver(target, proposer, Reference(tensors, "midlayer"), config.path)
     shared = [(7 * i) % VOCAB for i in range(12)]
     other = [(5 * i + 1) % VOCAB for i in range(12)]
     target.begin(99, other, 12, GREEDY)
-    target.submit([Prefill(99, tuple(other), 0, True)])
-    target.poll(0.0)
+    poll(target, Prefill(99, tuple(other), 0, True))
     target.release(99)
     todo = [[*other, 8], [*other, 9], [*shared, 1, 2], [*shared, 3], [*shared, 4, 4], shared]
     firsts, cached = {}, []
     for sequence, prompt in enumerate(todo):
         driver.begin(sequence, prompt)
-        cached.append(driver.unread[sequence])
+        cached.append(driver.num_cached[sequence])
         while len(driver.unread) == 3 or (sequence == 5 and driver.unread):
             driver.step()
             for number in [n for n in driver.unread if len(driver.tokens[n]) > 34]:
@@ -493,16 +470,15 @@ def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     runner = load_eagle(head, read_config(head, load_config(config)), config)
     target = target_of(replace(config, state_layers=(2, 3, 4)), load_runner)
     proposer = EagleProposer(runner, 3, MAX_DRAFT_LEN)
-    driver = Driver(target, proposer, Reference(tensors, "midlayer"), config.path)
-    tokens = list(range(9))
-    driver.begin(0, tokens)
+    driver = EagleDriver(target, proposer, Reference(tensors, "midlayer"), config.path)
+    driver.begin(0, list(range(9)))
+    tokens = driver.tokens[0]
     assert proposer.num_available(0, tokens) == 0
     assert proposer.draft_lag(0, 9) == 8
     for work in (Prefill(0, tuple(tokens), 0, True), *[Decode(0, 1)] * 6):
-        target.submit([work])
-        (event,) = target.poll(0.0)
+        (event,) = poll(target, work)
         proposer.observe(0, 0, event.hidden)
-        driver.tokens[0] += event.tokens
+        tokens += event.tokens
     assert len(tokens) == 16
     assert proposer.num_available(0, tokens) == MAX_DRAFT_LEN
     assert proposer.draft_lag(0, 16) == 3

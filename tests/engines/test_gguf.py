@@ -197,6 +197,7 @@ def test_tokens_of_sentence_piece(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", large_model(), tokenizer)
     found = load_tokenizer("engine.model", model_folder(tmp_path))
     assert found.encode("abc\n").tokens == ["<s>", "▁a", "bc", "<0x0A>"]
+    assert found.encode("<unk>").tokens == ["<s>", "<unk>"]
     assert found.decode(found.encode("abc ab\n").ids) == "abc ab\n"
 
 

@@ -14,31 +14,22 @@ from typing import Any
 
 import pytest
 import torch
-from test_torch_engine import Driver, prompts
 from torch_models import (
     CONFIGS,
-    MAX_DRAFT_LEN,
-    MAX_LEN,
-    MAX_SEQUENCES,
     VOCAB_SIZE,
     make_model,
-    make_proposer,
-    make_target,
 )
 
-from smartspec_py.core.types import ROOT, SamplingParams
+from smartspec_py.core.types import ROOT
 from smartspec_py.engines.torch.buckets import MAX_WIDTH
 from smartspec_py.engines.torch.build import uses_graphs
-from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig
-from smartspec_py.engines.torch.target import TorchTarget
 
 LONG = 600
 """Tokens of a row with three contexts: 256, 512 and 600."""
 
-GREEDY = SamplingParams()
 CPU = torch.device("cpu")
 
 
@@ -151,49 +142,6 @@ def test_trial_passes_change_no_key() -> None:
     before = padded.cache.buffer.clone()
     padded.warm(MAX_WIDTH)
     assert torch.equal(padded.cache.buffer, before)
-
-
-def make_graph_target(kind: str) -> TorchTarget:
-    _, runner = make_pair(kind, MAX_LEN, MAX_SEQUENCES)
-    return TorchTarget(runner, make_target(kind).capabilities)
-
-
-def make_graph_proposer(kind: str) -> tuple[DraftModelProposer, GraphRunner]:
-    config = RunnerConfig(Path("model"), CPU, torch.float32, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE)
-    runner = GraphRunner(ready(kind, config, noise=0.02), config)
-    runner.warm(MAX_WIDTH)
-    return DraftModelProposer(runner, MAX_SEQUENCES, MAX_DRAFT_LEN), runner
-
-
-SAMPLINGS = [GREEDY, SamplingParams(temperature=0.9, seed=3)]
-
-
-def texts_of(driver: Driver, samplings: Sequence[SamplingParams]) -> dict[int, list[int]]:
-    """20 tokens of nine sequences, joining and leaving between steps, five at most at a time."""
-    todo = list(enumerate(prompts(9, seed=1)))
-    lengths = {number: len(prompt) for number, prompt in todo}
-    done = {}
-    while todo or driver.tokens:
-        while todo and len(driver.tokens) < MAX_SEQUENCES:
-            number, prompt = todo.pop(0)
-            driver.begin(number, prompt, samplings[number % len(samplings)])
-        driver.step()
-        for number in list(driver.tokens):
-            if len(driver.tokens[number]) >= lengths[number] + 20:
-                done[number] = driver.end(number)[lengths[number] :][:20]
-    return done
-
-
-@pytest.mark.parametrize(
-    ("kind", "samplings"),
-    [("llama", SAMPLINGS[:1]), ("llama, grouped keys", SAMPLINGS)],
-    ids=["greedy", "mixed"],
-)
-def test_whole_texts(kind: str, samplings: Sequence[SamplingParams]) -> None:
-    plain = Driver(make_target(kind), make_proposer(kind), seed=2)
-    padded = Driver(make_graph_target(kind), make_graph_proposer(kind)[0], seed=2)
-    assert texts_of(padded, samplings) == texts_of(plain, samplings)
-    assert padded.num_accepted == plain.num_accepted > 20
 
 
 def test_long_and_too_many_tokens_stay_eager() -> None:

@@ -41,58 +41,44 @@ def place(table: RowTable, sequence: int, text: str) -> tuple[int, int | None, i
     return placement.row.index, placement.source, placement.row.num_cached
 
 
+OTHERS = (("mnopqrstuvwx", True), ("MNOPQRSTUVWX", True))
+
+
 @pytest.mark.parametrize(
-    ("text", "num_reused"),
+    ("rows", "text", "expected"),
     [
-        (LONG, 11),  # as much as the row holds, which is all but the last
-        (LONG + "mn", 11),
-        ("abcdefghiXYZ", 9),
-        ("abcdefghX", 8),
-        ("abcdefgXX", 0),  # 7 are less than MIN_REUSED
-        ("abcdefghi", 8),
-        ("abcdefgh", 0),  # the last must be read, and 7 are too few
-        ("Xbcdefghijkl", 0),
-        ("a", 0),
+        # Of one sequence only row 0 is near, whatever the others remember. It is taken over in
+        # place, with as much as it holds, which is all but the last token.
+        ([(LONG, True)], LONG, (0, None, 11)),
+        ([(LONG, True)], LONG + "mn", (0, None, 11)),
+        ([(LONG, True)], "abcdefghiXYZ", (0, None, 9)),
+        ([(LONG, True)], "abcdefghX", (0, None, 8)),
+        ([(LONG, True)], "abcdefgXX", (0, None, 0)),  # 7 are less than MIN_REUSED
+        ([(LONG, True)], "abcdefgh", (0, None, 0)),  # the last must be read
+        ([(LONG, True)], "Xbcdefghijkl", (0, None, 0)),
+        ([(LONG, True)], "a", (0, None, 0)),
+        # A row in use is copied from; of two, the one that holds more.
+        ([(LONG, False)], "abcdefghiX", (1, 0, 9)),
+        ([("abcdefghijX", False), (LONG, False)], LONG, (2, 1, 11)),
+        # Of equal sources, a free row is taken in place.
+        ([(LONG, False), (LONG, True)], LONG, (1, None, 11)),
+        # Free rows that are not near give a copy.
+        ([*OTHERS, (LONG, True)], LONG, (0, 2, 11)),
     ],
 )
-def test_a_memory_is_taken_over_in_place(text: str, num_reused: int) -> None:
+def test_what_is_reused(
+    rows: list[tuple[str, bool]], text: str, expected: tuple[int, int | None, int]
+) -> None:
+    """rows: the text of each, and whether it is released."""
     assert MIN_REUSED == 8
     table = RowTable(4)
-    fill(table, 1, LONG)
-    table.release(1)
-    # Of one sequence only row 0 is near, whatever the others remember.
-    assert place(table, 2, text) == (0, None, num_reused)
-
-
-def test_a_living_row_is_copied_from() -> None:
-    table = RowTable(4)
-    fill(table, 1, LONG)
-    assert place(table, 2, "abcdefghiX") == (1, 0, 9)
-    table.row(2).num_cached = 10
-    # Both begin alike; the one that holds more is the source.
-    assert place(table, 3, "abcdefghiXY") == (2, 1, 10)
-
-
-def test_of_equal_sources_a_memory_is_taken_in_place() -> None:
-    table = RowTable(4)
-    fill(table, 1, LONG)
-    fill(table, 2, LONG)
-    table.release(2)
-    assert place(table, 3, LONG) == (1, None, 11)
-
-
-def test_a_memory_out_of_reach_is_copied_and_stays() -> None:
-    """With nobody living only row 0 is near: row 2 gives a copy, and gives it again."""
-    table = RowTable(4)
-    for number, text in enumerate(("mnopqrstuvwx", "MNOPQRSTUVWX", LONG)):
-        fill(table, number, text)
-    for number in range(3):
-        table.release(number)
-    assert place(table, 3, LONG) == (0, 2, 11)
-    table.row(3).num_cached = 11
-    table.release(3)
+    for number, (known, _) in enumerate(rows):
+        fill(table, number, known)
+    for number, (_, is_released) in enumerate(rows):
+        if is_released:
+            table.release(number)
+    assert place(table, 9, text) == expected
     check_table(table)
-    assert place(table, 4, LONG + "m")[2] == 11
 
 
 @pytest.mark.parametrize(
@@ -179,18 +165,6 @@ def test_the_row_that_was_left_remembers_no_drafts() -> None:
     table.row(4).num_cached = 10
     tokens.extend(letters("XYZ"))  # other than the drafts were
     assert place(table, 5, "4bcdefghijXYZW") == (1, 4, 10)
-
-
-def test_misuse_is_a_bug() -> None:
-    table = RowTable(1)
-    fill(table, 1, LONG)
-    assert len(table) == 1
-    with pytest.raises(AssertionError, match="already has a row"):
-        fill(table, 1, LONG)
-    with pytest.raises(AssertionError, match="no row is free"):
-        fill(table, 2, LONG)
-    table.release(1)
-    assert len(table) == 0
 
 
 class Buffer(RuleBasedStateMachine):

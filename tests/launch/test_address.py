@@ -52,6 +52,6 @@ def test_a_container_is_known_by_its_version(tmp_path: Path, text: str, is_fit: 
 def test_the_wheel_is_for_one_machine() -> None:
     wheel = Installation(Path("tritonserver"), Path("backends"))
     assert not wheel.is_fit_for_network
-    reason = exposure("0.0.0.0", wheel.version)
+    reason = exposure(Address("0.0.0.0"), wheel)
     for word in ("2.51", "0.0.0.0", "CVE-2025-23310", "2.69", "gRPC"):
         assert word in reason

@@ -52,7 +52,7 @@ def test_a_pair_that_openvino_computes(monkeypatch: pytest.MonkeyPatch, tmp_path
     (thread,) = seen
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
-    assert engine.facts["runtime"] == "OpenVINO, int8 weights"
+    assert str(engine.facts["runtime"]).startswith("OpenVINO, int8 weights")
     assert engine.kernels.count("OpenVINO") == 2
     assert torch.get_num_threads() == 1
 
@@ -168,3 +168,11 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
     assert "OpenVINO cannot compute target (no kernel for this processor): PyTorch" in caplog.text
     with pytest.raises(ConfigError, match=r"engine\.runtime: openvino cannot be used: no kernel"):
         build_torch.build_torch(config(runtime="openvino"), LIMITS, tmp_path)
+
+
+@pytest.mark.parametrize(("flags", "end"), [({"avx2"}, "no VNNI)"), ({"avx_vnni"}, "weights")])
+def test_the_runtime_says_that_8_bit_products_are_slow(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], end: str
+) -> None:
+    monkeypatch.setattr(build_torch, "cpu_flags", lambda: flags)
+    assert build_torch._weights_text("int8").endswith(end)

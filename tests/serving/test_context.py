@@ -18,9 +18,8 @@ from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch import context
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Server
 from smartspec_py.serving.step import Reason
-from smartspec_testing.local import generate
+from smartspec_testing.local import generate, serving
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 CPU = torch.device("cpu")
@@ -82,18 +81,14 @@ def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
     engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(draft)}
     engine |= {"runtime": "torch", "dtype": "float32", "device": "cpu", "num_threads": 1}
     served = ServerConfig.model_validate({"engine": engine, "limits": limits})
-    server = Server(build_engine(served, tmp_path), served)
-    server.start()
-    texts = []
-    try:
-        for policy in ("none", "fixed:4"):
-            params = GenerateParams("one two three", 120, policy=policy, proposer=DRAFT_MODEL)
-            (sink,) = generate(server, [params], 120.0)
-            assert sink.error is None
-            texts.append(sink.tokens)
+    with serving(build_engine(served, tmp_path), served) as server:
+        params = [
+            GenerateParams("one two three", 120, policy=policy, proposer=DRAFT_MODEL)
+            for policy in ("none", "fixed:4")
+        ]
+        texts = [generate(server, [one], 120.0)[0].tokens for one in params]
         records = list(server.loop.records)
-    finally:
-        server.stop()
+    assert len(texts[0]) == 120
     assert texts[0] == texts[1]
     assert not any(record.decision.reason is Reason.FAILED for record in records)
     drafted = [

@@ -183,18 +183,6 @@ def test_the_table_of_batch_sizes_is_there() -> None:
     assert any(step.num_drafted for step in harness.loop.records)
 
 
-def test_a_latency_target_is_kept_where_speculating_would_miss_it() -> None:
-    """39 rows at once: speculating raises goodput and makes steps longer; for the one with a target
-    that only a short step can meet, the step is shorter."""
-    made = Controller(COST, max_draft_len=6, max_sequences=64)
-    views = [view(n, accept=0.5) for n in range(1, 40)]
-    run(made, views, 30)
-    free = made.plan(views).plan
-    target_s = COST.target_s(39, 39, 100) * 1.02
-    held = made.plan([view(1, accept=0.01, slo_s_per_token=target_s), *views[1:]]).plan
-    assert held.expected_s < free.expected_s
-
-
 def test_probes_are_not_saved_up_from_the_time_of_others() -> None:
     """After the first ones, 2,000 steps of others leave one probe in 100 steps, as ever."""
     made = controller()

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from heads_served import MODEL, REQUESTS, TINY, config_of, served
 from safetensors.torch import save_file
 
-from smartspec_bench.workloads import WORKLOADS
-from smartspec_bench.workloads import generate as document
-from smartspec_py.config import HEADS, ConfigError, ServerConfig
-from smartspec_py.engines.torch.eagle_proposer import EagleProposer
+from smartspec_py.config import HEADS, ConfigError
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Server
-from smartspec_testing.local import LocalSink, generate
 
-TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
-MODEL = TINY / "target"
 WIDTH, DRAFTED = 128, 512
 
 
@@ -59,79 +50,24 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(head: Path, limits: dict[str, Any], **engine: Any) -> ServerConfig:
-    return ServerConfig.model_validate(
-        {
-            "engine": {
-                "kind": "torch",
-                "model": str(MODEL),
-                "heads": str(head),
-                "num_threads": 1,
-                "dtype": "float32",
-                **engine,
-            },
-            "limits": {
-                "max_sequences": 4,
-                "max_context_len": 256,
-                "prefill_chunk": 48,
-                "profile_s": 0.0,
-                **limits,
-            },
-        }
-    )
-
-
-REQUESTS = [
-    GenerateParams(document(workload, 1_000_005, index).prompt, 30, seed=9, **sampling)
-    for workload in WORKLOADS
-    for index, sampling in enumerate(
-        (
-            {},
-            {"temperature": 0.8},
-            {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
-        )
-    )
-]
-
-
-def served(
-    config: ServerConfig, params: Sequence[GenerateParams]
-) -> tuple[list[LocalSink], int, EagleProposer]:
-    """The answers, the number of preemptions, and the proposer."""
-    engine = build_engine(config, Path.cwd())
-    assert list(engine.proposers) == ["heads", "prompt_lookup"]
-    proposer = engine.proposers[HEADS]
-    assert isinstance(proposer, EagleProposer)
-    server = Server(engine, config)
-    server.start()
-    try:
-        sinks = generate(server, params, 120.0)
-        num_preemptions = server.loop.scheduler.num_preemptions
-    finally:
-        server.stop()
-    assert [sink.error for sink in sinks] == [None] * len(sinks)
-    return sinks, num_preemptions, proposer
-
-
 @pytest.mark.parametrize("runtime", ["torch", "openvino"])
 def test_texts_are_those_without_speculation(head: Path, runtime: str) -> None:
     """First with room for all caches, then with a budget that preempts requests and drops the
     head's cache."""
-    config = config_of(head, {}, runtime=runtime)
-    plain, _, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
+    config = config_of(heads=str(head), runtime=runtime)
+    plain, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
+    policies = ("fixed:1", "fixed:3", "fixed:5", "fixed:7") * len(REQUESTS)
     drafting = [
         replace(one, policy=policy, proposer=HEADS)
-        for one, policy in zip(REQUESTS, ("fixed:1", "fixed:3", "fixed:5") * 4, strict=True)
+        for one, policy in zip(REQUESTS, policies, strict=False)
     ]
-    found, _, _ = served(config, drafting)
-    tight = config_of(head, {"max_cache_tokens": 260}, runtime=runtime)
-    squeezed, num_preemptions, proposer = served(tight, drafting)
+    found, _ = served(config, drafting)
+    tight = config_of({"max_cache_tokens": 260}, heads=str(head), runtime=runtime)
+    squeezed, num_preemptions = served(tight, drafting)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     assert [sink.tokens for sink in squeezed] == [sink.tokens for sink in plain]
     assert all(sink.progress.num_drafted > 0 for sink in found)
     assert num_preemptions > 0
-    assert not proposer._sequences
-    assert not proposer._states
 
 
 def test_rejection_sampling_takes_the_heads_probabilities(head: Path) -> None:
@@ -139,12 +75,12 @@ def test_rejection_sampling_takes_the_heads_probabilities(head: Path) -> None:
         replace(one, temperature=1.0, verification="rejection", policy="fixed:3", proposer=HEADS)
         for one in REQUESTS[:3]
     ]
-    sinks, _, _ = served(config_of(head, {}, runtime="torch"), asked)
+    sinks, _ = served(config_of(heads=str(head), runtime="torch"), asked)
     assert all(sink.progress.num_drafted > 0 for sink in sinks)
 
 
 def test_the_profile_times_the_heads_passes(head: Path) -> None:
-    engine = build_engine(config_of(head, {}, runtime="torch"), Path.cwd())
+    engine = build_engine(config_of(heads=str(head), runtime="torch"), Path.cwd())
     assert engine.cost.draft_s(1) > 0.0
     assert engine.proposers[HEADS].capabilities.bytes_per_token == 2 * WIDTH * 4
 
@@ -154,14 +90,14 @@ def test_heads_that_do_not_fit_are_refused(head: Path, tmp_path: Path) -> None:
     config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"engine\.heads: .* target has layers 0 to 2"):
-        build_engine(config_of(tmp_path, {}), Path.cwd())
+        build_engine(config_of(heads=str(tmp_path)), Path.cwd())
     config["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"engine\.heads: .* has no EAGLE head: it needs one of"):
-        build_engine(config_of(tmp_path, {}), Path.cwd())
+        build_engine(config_of(heads=str(tmp_path)), Path.cwd())
 
 
 def test_a_draft_model_cannot_be_loaded_too(head: Path) -> None:
-    config = config_of(head, {}, draft=str(TINY / "draft"))
+    config = config_of(heads=str(head), draft=str(TINY / "draft"))
     with pytest.raises(ConfigError, match=r"engine\.heads: an EAGLE head and a draft model cannot"):
         build_engine(config, Path.cwd())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,118 +11,53 @@ from typing import Any
 
 import pytest
 import torch
+from heads_served import MODEL, REQUESTS, TINY, config_of, served, serving
 from transformers import AutoModelForCausalLM
 
-from smartspec_bench.workloads import WORKLOADS
-from smartspec_bench.workloads import generate as document
-from smartspec_py.config import HEADS, ConfigError, LimitsConfig, ServerConfig
+from smartspec_py.config import HEADS, ConfigError, ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import ROOT, SamplingParams, Tree, Verification
 from smartspec_py.engines.base import DraftTask
-from smartspec_py.engines.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
+from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
 from smartspec_py.engines.torch.medusa import load_heads
 from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
-from smartspec_py.engines.torch.runner import RunnerConfig, load_runner
-from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.engines.torch.runner import RunnerConfig
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Reason
-from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import LocalSink, generate
 
-TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
-MODEL = TINY / "target"
 TOKENIZER = load_tokenizer("engine.model", MODEL)
 VOCAB_SIZE = num_token_ids(TOKENIZER)
-LIMITS = LimitsConfig(max_sequences=4, max_context_len=256, max_draft_len=7, prefill_chunk=48)
 NUM_HEADS = 4
 
 COST = CostModel(target=PassTable((1,), (1,), ((0.01,),)))
 """Any number of tokens costs the same, so more drafts are always better."""
 
 
-class Recording(HeadsProposer):
-    """heard: the calls of `observe` of each sequence, in order: (num_accepted, hidden)."""
-
-    def __init__(self, width: int = 1) -> None:
-        heads = load_heads(
-            TINY / "heads",
-            RunnerConfig(MODEL, torch.device("cpu"), torch.float32, 1, 64, VOCAB_SIZE),
-        )
-        super().__init__(heads, LIMITS.max_sequences, LIMITS.max_draft_len, width)
-        self.heard: dict[int, list[tuple[int, torch.Tensor]]] = {}
-
-    def observe(self, sequence: int, num_accepted: int, hidden: Any = None) -> None:
-        super().observe(sequence, num_accepted, hidden)
-        self.heard.setdefault(sequence, []).append((num_accepted, hidden))
-
-    def hidden(self, sequence: int) -> torch.Tensor:
-        return torch.cat([hidden for _, hidden in self.heard[sequence]])
+def with_heads(width: int = 1, **limits: Any) -> ServerConfig:
+    limits |= {"max_tree_width": width, "max_draft_len": 7}
+    return config_of(limits, heads=str(TINY / "heads"), runtime="torch")
 
 
-@contextmanager
-def serving(proposer: HeadsProposer, limits: LimitsConfig = LIMITS) -> Iterator[Server]:
-    config = RunnerConfig(
-        path=MODEL,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        num_rows=limits.max_sequences,
-        max_len=limits.max_context_len,
-        vocab_size=VOCAB_SIZE,
-        gives_hidden=True,
-    )
-    runner = load_runner(config)
-    capabilities = stepwise_capabilities(limits, VOCAB_SIZE, runner.bytes_per_token)
-    server = Server(
-        Engine(TOKENIZER, (), TorchTarget(runner, capabilities), {HEADS: proposer}, COST),
-        ServerConfig(engine=FakeEngineConfig(kind="fake", tokenizer="none"), limits=limits),
-    )
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+def alone(width: int = 1) -> HeadsProposer:
+    own = RunnerConfig(MODEL, torch.device("cpu"), torch.float32, 1, 64, VOCAB_SIZE)
+    return HeadsProposer(load_heads(TINY / "heads", own), 4, 7, width)
 
 
-def served(
-    params: Sequence[GenerateParams], limits: LimitsConfig = LIMITS, width: int = 1
-) -> tuple[Recording, list[LocalSink], int]:
-    """The proposer, the answers without errors, and how many requests were preempted."""
-    proposer = Recording(width)
-    with serving(proposer, limits) as server:
-        sinks = generate(server, params, 120.0)
-        num_preemptions = server.loop.scheduler.num_preemptions
-    assert [sink.error for sink in sinks] == [None] * len(sinks)
-    return proposer, sinks, num_preemptions
-
-
-REQUESTS = [
-    GenerateParams(document(workload, 1_000_005, index).prompt, 40, seed=9, **sampling)
-    for workload in WORKLOADS
-    for index, sampling in enumerate(
-        (
-            {},
-            {"temperature": 0.8},
-            {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
-            {"temperature": 1.0, "top_p": 0.9, "bad_words": (" the",)},
-        )
-    )
-]
-"""Prompts that the heads were not trained on."""
+def asked(policy: str, **changes: Any) -> list[GenerateParams]:
+    return [replace(one, policy=policy, proposer=HEADS, **changes) for one in REQUESTS]
 
 
 @cache
-def answers(policy: str, width: int = 1) -> tuple[Recording, list[LocalSink]]:
-    asked = [replace(params, policy=policy) for params in REQUESTS]
-    proposer, sinks, _ = served(asked, width=width)
-    return proposer, sinks
+def answers(policy: str, width: int = 1) -> list[LocalSink]:
+    return served(with_heads(width), asked(policy), cost=COST)[0]
 
 
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("policy", ["fixed:3", "fixed:4", "goodput"])
 def test_text_is_that_without_speculation_and_drafts_are_accepted(policy: str, width: int) -> None:
-    (_, plain), (_, found) = answers("none"), answers(policy, width)
+    plain, found = answers("none"), answers(policy, width)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     assert sum(sink.progress.num_drafted for sink in plain) == 0
     num_drafted = sum(sink.progress.num_drafted for sink in found)
@@ -131,26 +66,34 @@ def test_text_is_that_without_speculation_and_drafts_are_accepted(policy: str, w
 
 
 @pytest.mark.parametrize("policy", ["fixed:1", "fixed:3"])
-def test_hidden_states_are_those_of_the_model(policy: str) -> None:
+def test_hidden_states_are_those_of_the_model(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with Transformers, which reads the finished text at once: the state at position p
     drew the token at p + 1."""
-    proposer, sinks = answers(policy)
+    heard = defaultdict[int, list[tuple[int, torch.Tensor]]](list)
+    observe: Callable[..., None] = HeadsProposer.observe
+
+    def record(self: HeadsProposer, sequence: int, num_accepted: int, hidden: Any = None) -> None:
+        observe(self, sequence, num_accepted, hidden)
+        heard[sequence].append((num_accepted, hidden))
+
+    monkeypatch.setattr(HeadsProposer, "observe", record)
+    sinks, _ = served(with_heads(), asked(policy), cost=COST)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     for sequence, (params, sink) in enumerate(zip(REQUESTS, sinks, strict=True), start=1):
         prompt = TOKENIZER.encode(params.text).ids
         with torch.inference_mode():
-            out = model(torch.tensor([prompt + sink.tokens]), output_hidden_states=True)
+            out = model(torch.tensor([prompt + sink.drawn]), output_hidden_states=True)
         expected = out.hidden_states[-1][0, len(prompt) - 1 : -1]
-        torch.testing.assert_close(proposer.hidden(sequence), expected, atol=1e-3, rtol=1e-3)
-        num_accepted, first = proposer.heard[sequence][0]
-        assert (num_accepted, len(first)) == (0, 1), "the first token is reported alone"
-        reported = [(accepted, len(hidden)) for accepted, hidden in proposer.heard[sequence]]
+        found = torch.cat([hidden for _, hidden in heard[sequence]])
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+        reported = [(accepted, len(hidden)) for accepted, hidden in heard[sequence]]
+        assert reported[0] == (0, 1), "the first token is reported alone"
         assert all(num_tokens == accepted + 1 for accepted, num_tokens in reported)
 
 
 def test_a_tree_accepts_more_than_a_chain() -> None:
     """With as many drafts: seven nodes, or the four that there are heads for."""
-    (chains, plain), (trees, found) = answers("fixed:7"), answers("fixed:7", 4)
+    plain, found = answers("fixed:7"), answers("fixed:7", 4)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     per_step = [
         sum(sink.progress.num_accepted for sink in sinks)
@@ -158,36 +101,28 @@ def test_a_tree_accepts_more_than_a_chain() -> None:
         for sinks in (plain, found)
     ]
     assert per_step[1] > 1.1 * per_step[0], per_step
-    assert trees.capabilities.tree_depth
-    assert not chains.capabilities.tree_depth
 
 
-def test_num_draft_tokens_limits_the_nodes_of_a_tree() -> None:
-    asked = replace(REQUESTS[0], policy="fixed:7", num_draft_tokens=3)
-    _, (sink,), _ = served([asked], width=4)
-    progress = sink.progress
-    assert 2 * progress.num_steps < progress.num_drafted <= 3 * progress.num_steps
-
-
-def test_drafts_verified_by_rejection_are_chains() -> None:
-    asked = replace(REQUESTS[1], policy="fixed:7", verification=Verification.REJECTION)
-    _, (sink,), _ = served([asked], width=4)
-    assert sink.progress.num_accepted > 0
+def test_limits_of_trees() -> None:
+    """num_draft_tokens limits the nodes. Drafts that are verified by rejection are chains."""
+    small = asked("fixed:7", num_draft_tokens=3)[0]
+    chain = asked("fixed:7", verification=Verification.REJECTION)[1]
+    (few, rejected), _ = served(with_heads(4), [small, chain], cost=COST)
+    assert 2 * few.progress.num_steps < few.progress.num_drafted <= 3 * few.progress.num_steps
+    assert rejected.progress.num_accepted > 0
 
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_preempted_sequences_are_drafted_for_again(width: int) -> None:
     """A budget of 260 tokens for prompts of up to 90 and 40 more each, four at once."""
-    limits = LIMITS.model_copy(update={"max_cache_tokens": 260})
-    asked = [replace(one, policy="fixed:3") for one in REQUESTS]
-    _, small, num_preemptions = served(asked, limits, width)
-    _, large = answers("fixed:3")
+    config = with_heads(width, max_cache_tokens=260)
+    small, num_preemptions = served(config, asked("fixed:3"), cost=COST)
     assert num_preemptions > 0
-    assert [sink.tokens for sink in small] == [sink.tokens for sink in large]
+    assert [sink.tokens for sink in small] == [sink.tokens for sink in answers("fixed:3")]
 
 
 def test_drafts_follow_the_request() -> None:
-    proposer = Recording()
+    proposer = alone()
     assert proposer.num_available(1, [1, 2]) == 0
     torch.manual_seed(0)
     proposer.observe(1, 0, torch.randn(2, 128))
@@ -214,7 +149,7 @@ def test_drafts_follow_the_request() -> None:
 
 
 def test_a_tree_has_the_planned_shape() -> None:
-    proposer = Recording(4)
+    proposer = alone(4)
     torch.manual_seed(0)
     proposer.observe(1, 0, torch.randn(1, 128))
     tree = Tree((ROOT, 0, ROOT, 2, 1), (0, 0, 1, 0, 3))
@@ -232,60 +167,38 @@ def test_a_tree_has_the_planned_shape() -> None:
     assert len(kept.tokens) == 4, "the fourth guess is not one of two tokens"
 
 
-def engine_with(**engine: Any) -> ServerConfig:
-    return ServerConfig.model_validate(
-        {
-            "engine": {"kind": "torch", "model": str(MODEL), "num_threads": 1, **engine},
-            "limits": {"max_sequences": 2, "max_context_len": 128, "profile_s": 0.0},
-        }
-    )
-
-
 @pytest.mark.parametrize("runtime", ["torch", "openvino"])
 def test_engine_json_names_the_heads(runtime: str) -> None:
-    config = engine_with(heads=str(TINY / "heads"), draft=str(TINY / "draft"), runtime=runtime)
+    config = config_of(heads=str(TINY / "heads"), draft=str(TINY / "draft"), runtime=runtime)
+    requests = [
+        GenerateParams(REQUESTS[0].text, 30, policy=policy, proposer=proposer)
+        for policy, proposer in (("none", None), ("fixed:4", "heads"), ("goodput", None))
+    ]
     engine = build_engine(config, Path.cwd())
+    with serving(config, engine) as server:
+        sinks = generate(server, requests, 60.0)
     assert list(engine.proposers) == ["draft_model", "heads", "prompt_lookup"]
     alone_s, together_s = engine.proposers[HEADS].capabilities.draft_s
     assert 0.0 < together_s <= 1.5 * alone_s
-    server = Server(engine, config)
-    server.start()
-    try:
-        asked = [
-            GenerateParams(REQUESTS[0].text, 30, policy=policy, proposer=proposer)
-            for policy, proposer in (("none", None), ("fixed:4", "heads"), ("goodput", None))
-        ]
-        sinks = generate(server, asked, 60.0)
-    finally:
-        server.stop()
     assert len({tuple(sink.tokens) for sink in sinks}) == 1
     assert sinks[1].progress.num_accepted > 0
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.heads: .*target has no Medusa heads"):
-        build_engine(engine_with(heads=str(MODEL)), Path.cwd())
-    config = engine_with().model_copy(update={"proposer": "heads"})
+        build_engine(config_of(heads=str(MODEL)), Path.cwd())
+    config = config_of().model_copy(update={"proposer": "heads"})
     with pytest.raises(ConfigError, match=r"got heads, must be auto or one .*: prompt_lookup"):
         build_engine(config, Path.cwd())
 
 
-@pytest.mark.parametrize("policy", ["fixed:1", "fixed:3", "goodput", "goodput_global"])
-def test_trees_beside_prompt_lookup(policy: str) -> None:
+def test_trees_beside_prompt_lookup() -> None:
     """A repetitive prompt, where a lookup beats every guess of the heads."""
-    config = engine_with(heads=str(TINY / "heads"), runtime="torch", dtype="float32")
-    limits = config.limits.model_copy(update={"max_tree_width": 4})
-    config = config.model_copy(update={"limits": limits})
-    server = Server(replace(build_engine(config, Path.cwd()), cost=COST), config)
-    server.start()
-    texts = []
-    try:
-        for one in ("none", policy):
-            params = GenerateParams("one two three " * 6, 40, policy=one)
-            (sink,) = generate(server, [params], 120.0)
-            assert sink.error is None
-            texts.append(sink.tokens)
+    with serving(with_heads(4), cost=COST) as server:
+        texts = [
+            generate(server, [GenerateParams("one two three " * 6, 40, policy=policy)], 120.0)
+            for policy in ("none", "fixed:1", "fixed:3", "goodput", "goodput_global")
+        ]
         assert not any(one.decision.reason is Reason.FAILED for one in server.loop.records)
-    finally:
-        server.stop()
-    assert texts[0] == texts[1]
+    assert len({tuple(sink.tokens) for (sink,) in texts}) == 1
+    assert all(sink.progress.num_drafted for (sink,) in texts[1:])

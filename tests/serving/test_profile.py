@@ -28,7 +28,6 @@ from smartspec_py.engines.profile import (
     store_cost,
 )
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate
@@ -53,6 +52,17 @@ def by_hand(batch_size: int, tokens_per_row: int, context_len: int, num_logits: 
     """1 s, 0.3 s a token, 0.2 s for the logits of a position, and 0.01 s for each token of context
     of each row."""
     return 1.0 + batch_size * (0.3 * tokens_per_row + 0.2 * num_logits + 0.01 * context_len)
+
+
+def test_keys_that_are_read_for_each_token_are_kept_apart() -> None:
+    def reads(rows: int, tokens: int, context_len: int, _: int) -> float:
+        return 1.0 + 0.01 * context_len * rows * tokens
+
+    cost = profile(CountingEngine(reads), None, SHAPE)
+    assert cost.target_s(3, 9, 500) == pytest.approx(1.0 + 5.0 * 9)
+    assert cost.target_s(6, 6, 500) == pytest.approx(1.0 + 5.0 * 6)
+    once = profile(CountingEngine(), None, SHAPE)
+    assert once.target.context_token_s == pytest.approx(0.0)
 
 
 class CountingEngine:
@@ -232,15 +242,9 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     from smartspec_py.engines.torch import build as build_torch
 
     kept = tmp_path / "profiles"
-    config = TorchEngineConfig(
-        model=str(PAIR / "target"),
-        draft=str(PAIR / "draft"),
-        dtype="float32",
-        device="cpu",
-        num_threads=1,
-        runtime="torch",
-        profile_cache=str(kept),
-    )
+    settings = {"dtype": "float32", "device": "cpu", "num_threads": 1, "runtime": "torch"}
+    settings |= {"model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
+    config = TorchEngineConfig.model_validate(settings | {"profile_cache": str(kept)})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     assert build_torch._device_name(torch.device("cuda")) == "NVIDIA H200"
     monkeypatch.setattr(build_torch, "_device_name", lambda device: "NVIDIA H200")
@@ -265,8 +269,8 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
         assert part in identity
 
 
-NUM_POINTS = 4 * 5 + 4 + 1 + 4
-"""Of SHAPE: rows by tokens, a repeat by rows, one at a shorter context, and prompts."""
+NUM_POINTS = 4 * 5 + 4 + 2 + 4
+"""Of SHAPE: rows by tokens, a repeat by rows, two at a shorter context, and prompts."""
 NUM_FIRST = 4 * 5 + 2
 """The first pass of each size and of each table pays for allocations."""
 
@@ -276,7 +280,7 @@ NUM_FIRST = 4 * 5 + 2
     [(0.0, NUM_POINTS + NUM_FIRST), (50.0, 50 + 4 + 1), (math.inf, 5 * NUM_POINTS + NUM_FIRST)],
 )
 def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: int) -> None:
-    """Of 50 s, 46 are the first round of the target, and 4 begin its second."""
+    """Of 50 s, 47 are the first round of the target, and 3 begin its second."""
     clock = VirtualClock()
 
     def slow(*point: int) -> float:
@@ -299,7 +303,7 @@ def test_long_passes_are_timed_twice_and_the_longest_not_at_all(
     engine = CountingEngine()
     cost = profile(engine, None, SHAPE)
     num_sizes = 3 * 5 + 3
-    assert engine.num_passes == num_sizes + 1 + 2 * (num_sizes + 4 + 1) + 1 + 2 * 4
+    assert engine.num_passes == num_sizes + 1 + 2 * (num_sizes + 4 + 2) + 1 + 2 * 4
     assert cost.target.seconds[-1] == pytest.approx((10, 13, 16, 19, 22))
 
 
@@ -330,19 +334,6 @@ def test_round_trip(tmp_path: Path, has_draft: bool, has_prompt: bool) -> None:
         assert load_cost(path) == cost
 
 
-def served(engine: Engine, max_tokens: int) -> Server:
-    """A server that answered one request without drafts, and has stopped."""
-    server = fake_server(engine)
-    server.start()
-    params = GenerateParams(text="Task: qa", max_tokens=max_tokens, policy="none")
-    try:
-        (sink,) = generate(server, [params])
-    finally:
-        server.stop()
-    assert sink.error is None
-    return server
-
-
 @pytest.mark.parametrize(
     ("num_steps", "is_timed", "is_kept"),
     [(499, True, False), (500, True, True), (600, False, False)],
@@ -357,7 +348,10 @@ def test_a_server_that_decoded_enough_stores_what_it_learned(
     measured = json.loads(path.read_text())
     cost = COST if is_timed else None
     target = FakeTarget(CAPABILITIES, cost=cost, clock=VirtualClock())
-    served(replace(fake_engine(), target=target, profile_path=path), 1 + num_steps)
+    server = fake_server(replace(fake_engine(), target=target, profile_path=path))
+    server.start()
+    generate(server, [GenerateParams("Task: qa", 1 + num_steps, policy="none")])
+    server.stop()
     document = json.loads(path.read_text())
     assert ("learned" in document) is is_kept
     assert {key: document[key] for key in measured} == measured
@@ -391,20 +385,15 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
 
 
 def test_fingerprint_tells_models_apart(tmp_path: Path) -> None:
-    def make(name: str, config: str, weights: dict[str, int]) -> str:
-        folder = tmp_path / name
+    """By the configuration, and by names and sizes of the weight files."""
+    found = []
+    for number, (config, file, size) in enumerate(
+        [("{}", "m", 8), ("{}", "m", 8), ('{"x": 1}', "m", 8), ("{}", "m", 9), ("{}", "n", 8)]
+    ):
+        folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "config.json").write_text(config)
-        for file, size in weights.items():
-            (folder / file).write_bytes(bytes(size))
-        return fingerprint(folder)
-
-    same = [make("a", "{}", {"m.safetensors": 8}), make("b", "{}", {"m.safetensors": 8})]
-    others = [
-        make("c", '{"x": 1}', {"m.safetensors": 8}),
-        make("d", "{}", {"m.safetensors": 9}),
-        make("e", "{}", {"n.safetensors": 8}),
-        make("f", "{}", {}),
-    ]
-    assert same[0] == same[1]
-    assert len({same[0], *others}) == 5
+        (folder / f"{file}.safetensors").write_bytes(bytes(size))
+        found.append(fingerprint(folder))
+    assert found[0] == found[1]
+    assert len(set(found)) == 4

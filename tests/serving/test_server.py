@@ -1,4 +1,4 @@
-"""The server with its threads, over the fake engine: many callers, a full queue, the loop's death.
+"""The server with its threads, over the fake engine: many callers, a full queue, death and hangs.
 
 Times are limits against a hang, not expectations.
 """
@@ -8,23 +8,29 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from harness import (
     CAPABILITIES,
     LIMITS,
     TOKENIZER,
+    LoopHarness,
     fake_engine,
     fake_server,
     fake_text,
     wait_until,
 )
 
-from smartspec_py.config import LimitsConfig
+from smartspec_py.config import DRAFT_MODEL, LimitsConfig
 from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines.base import Event
+from smartspec_py.serving.inbox import MAX_CALLS
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
+from smartspec_py.serving.scheduler import EngineStalledError
 from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import LocalSink, generate
@@ -264,3 +270,117 @@ def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() 
     assert writing.text == expected_text("hello", writing.num_tokens)
     assert waiting.error == (ErrorCode.UNAVAILABLE, "the server is shutting down")
     assert [sink.num_finals for sink in sinks] == [1, 1]
+
+
+# Hangs and health checks
+
+
+HURRIED = LIMITS.model_copy(update={"engine_timeout_s": 0.1})
+HEALTH = GenerateParams("health", 1, health_check=True)
+
+
+class SilentTarget(FakeTarget):
+    """Polls return in time; from the third with work on, without an event of sequence 1."""
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        held = self._in_flight.pop(1, None) if self.num_steps >= 2 else None
+        events = super().poll(timeout_s)
+        if held is not None:
+            self._in_flight[1] = held
+            time.sleep(0.001)
+        return events
+
+
+@pytest.mark.parametrize("hanging", ["poll", "propose", "silent"])
+def test_a_hung_engine_fails_every_request_once_and_ends_the_server(hanging: str) -> None:
+    """Nobody answers a health check while the engine hangs; then it has the reason."""
+    deaths: list[str] = []
+    is_blocked, let_go = threading.Event(), threading.Event()
+    engine = fake_engine()
+    if hanging == "silent":
+        engine = replace(engine, target=SilentTarget(CAPABILITIES))
+        is_blocked.set()
+    else:
+        owner = engine.target if hanging == "poll" else engine.proposers[DRAFT_MODEL]
+        works = getattr(owner, hanging)
+
+        def blocked(argument: Any) -> Any:
+            if engine.target.num_steps >= 2:
+                is_blocked.set()
+                let_go.wait(WAIT_S)
+            return works(argument)
+
+        setattr(owner, hanging, blocked)
+    sinks = [LocalSink() for _ in range(3)]
+    check = LocalSink()
+    with running(engine, HURRIED, deaths.append) as server:
+        for i, sink in enumerate(sinks):
+            server.submit(GenerateParams("hello", 4000, stream=i == 1, policy="fixed:2"), sink)
+        is_blocked.wait(WAIT_S)
+        server.submit(HEALTH, check)
+        for sink in (*sinks, check):
+            sink.wait(WAIT_S)
+        wait_until(lambda: bool(deaths))
+        assert server.failure == deaths[0]
+        for params in (GenerateParams("hello", 5), HEALTH):
+            with pytest.raises(RequestError, match="engine_timeout_s") as caught:
+                server.submit(params, LocalSink())
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+        let_go.set()
+    assert len(deaths) == 1
+    assert "limits.engine_timeout_s" in deaths[0]
+    for sink in sinks:
+        assert sink.error == (ErrorCode.INTERNAL, deaths[0])
+        assert sink.num_finals == 1, "the loop came back, and answered again"
+    expected = None if hanging == "silent" else (ErrorCode.UNAVAILABLE, deaths[0])
+    assert (check.error, check.num_finals) == (expected, 1)
+
+
+def test_a_request_that_comes_after_the_failure_is_failed_too() -> None:
+    """Between the check and the queue there is time for it."""
+    server = fake_server(fake_engine(), HURRIED)
+    server.start()
+    server._fail("broken")
+    sink = LocalSink()
+    _, response = server.intake.receive(GenerateParams("hello", 5), sink)
+    server._responder.post(response)
+    sink.wait(WAIT_S)
+    server.stop()
+    assert sink.error == (ErrorCode.INTERNAL, "broken")
+    assert sink.num_finals == 1
+
+
+def test_the_loop_counts_from_the_last_event_of_each_request() -> None:
+    """By hand: the second request goes on, the first has had no event for longer than allowed."""
+    harness = LoopHarness(target=SilentTarget(CAPABILITIES))
+    harness.loop._engine_timeout_s = 10.0
+    first = harness.submit((3, 4), 500, policy="none")
+    harness.submit((5, 6), 500, policy="none")
+    harness.step(4)
+    harness.clock.sleep(9.0)
+    harness.step()
+    harness.clock.sleep(1.5)
+    with pytest.raises(EngineStalledError, match=f"no event of request {first} for 10 s"):
+        harness.step()
+
+
+def test_health_checks_are_answered_by_the_loop_alone_and_bounded() -> None:
+    """Not before it starts, and not in the queue of requests; then at its next turn, with an empty
+    text."""
+    server = fake_server(fake_engine(), LIMITS.model_copy(update={"max_queue": 1}))
+    request = LocalSink()
+    server.submit(GenerateParams("hello", 5), request)
+    with pytest.raises(RequestError, match="the queue is full"):
+        server.submit(GenerateParams("hello", 5), LocalSink())
+    sinks = [LocalSink() for _ in range(MAX_CALLS)]
+    for sink in sinks:
+        server.submit(HEALTH, sink)
+    with pytest.raises(RequestError, match="64 calls wait for the next step"):
+        server.submit(HEALTH, LocalSink())
+    assert {sink.num_finals for sink in sinks} == {0}
+    server.start()
+    for sink in (request, *sinks):
+        sink.wait(WAIT_S)
+    server.stop()
+    assert {(sink.error, sink.text, sink.num_finals) for sink in sinks} == {(None, "", 1)}
+    assert server.num_open == 0

@@ -19,8 +19,8 @@ from smartspec_bench.results import Place as Key
 
 NONE, GOODPUT = "none", "goodput"
 
-Means = Mapping[int, float]
-"""A policy's figure by repeat, all above 0."""
+Logs = Mapping[int, float]
+"""Logarithms of a policy's mean latency, by repeat."""
 
 # fmt: off
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -37,7 +37,6 @@ class Ratio:
     value: float
     low: float
     high: float
-    num_pairs: int
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,12 @@ def _order(policy: str) -> tuple[int, str]:
     return ranks.get(policy, 1 if policy.startswith("fixed:") else 2), policy
 
 
-def _latencies(phases: Sequence[Phase], policy: str) -> Means:
+def _latencies(phases: Sequence[Phase], policy: str) -> Logs:
     found = {phase.repeat: phase.e2e_ms["mean"] for phase in phases if phase.policy == policy}
-    return {repeat: mean for repeat, mean in found.items() if mean}
+    return {repeat: math.log(mean) for repeat, mean in found.items() if mean}
 
 
-def _means(phases: Sequence[Phase], policy: str, ours: Means, theirs: Means) -> PolicyMeans:
+def _means(phases: Sequence[Phase], policy: str, ours: Logs, theirs: Logs) -> PolicyMeans:
     own = [phase for phase in phases if phase.policy == policy]
     return PolicyMeans(
         policy=policy,
@@ -144,12 +143,12 @@ def _mean(values: Iterator[float | None]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def paired(policy: Means, against: Means) -> Ratio | None:
+def paired(policy: Logs, against: Logs) -> Ratio | None:
     """Over the repeats that both have; None for fewer than two."""
-    return interval([_log(policy, against, repeat) for repeat in _common([policy, against])])
+    return interval([policy[repeat] - against[repeat] for repeat in _common([policy, against])])
 
 
-def cross_fit(policy: Means, fixed: Mapping[str, Means]) -> Ratio | None:
+def cross_fit(policy: Logs, fixed: Mapping[str, Logs]) -> Ratio | None:
     """The policy over the best fixed length, which each half of the repeats chooses for the other.
 
     The best of seven noisy means looks better than it is, if it is compared on the same repeats. So
@@ -160,12 +159,12 @@ def cross_fit(policy: Means, fixed: Mapping[str, Means]) -> Ratio | None:
     repeats = _common([policy, *fixed.values()])
     if not fixed or len(repeats) < 2:
         return None
-    logs = list[float]()
+    ratios = list[float]()
     for first in (0, 1):
         picks, scores = repeats[first::2], repeats[1 - first :: 2]
-        best = min(fixed.values(), key=lambda means: _mean_log(means, picks))
-        logs += [_log(policy, best, repeat) for repeat in scores]
-    return interval(logs)
+        best = min(fixed.values(), key=lambda logs: sum(logs[repeat] for repeat in picks))
+        ratios += [policy[repeat] - best[repeat] for repeat in scores]
+    return interval(ratios)
 
 
 def interval(logs: Sequence[float]) -> Ratio | None:
@@ -179,16 +178,8 @@ def interval(logs: Sequence[float]) -> Ratio | None:
     mean = statistics.fmean(logs)
     error = statistics.stdev(logs) / math.sqrt(len(logs))
     half = error * T_975[min(len(logs) - 1, len(T_975)) - 1]
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def _common(means: Sequence[Means]) -> list[int]:
-    return sorted(set.intersection(*(set(mean) for mean in means)))
-
-
-def _mean_log(means: Means, repeats: Sequence[int]) -> float:
-    return statistics.fmean(math.log(means[repeat]) for repeat in repeats)
-
-
-def _log(policy: Means, against: Means, repeat: int) -> float:
-    return math.log(policy[repeat] / against[repeat])
+def _common(logs: Sequence[Logs]) -> list[int]:
+    return sorted(set.intersection(*map(set, logs)))

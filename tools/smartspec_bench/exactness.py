@@ -80,11 +80,12 @@ NO_SPECULATION = CheckArm("none")
 @dataclass(frozen=True)
 class CheckCase:
     """A request and its result without speculation: its tokens, with the end token if it ended with
-    one, and its finish reason."""
+    one, its finish reason, and the log-probabilities of the tokens."""
 
     params: GenerateParams
     tokens: tuple[int, ...]
     finish: str
+    log_probs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,10 @@ class Divergence:
     found: int | None
 
 
-COUNTS = ("requests", "tokens", "drafted", "accepted", "cached", "preemptions", "cancelled")
-"""requests, tokens: compared. cached: prompt tokens from the prefix cache. cancelled: additional
-requests that were cancelled. preemptions: of all requests."""
+COUNTS = ("requests", "tokens", "bits", "drafted", "accepted", "cached", "preemptions", "cancelled")
+"""requests, tokens: compared. bits: tokens of equal texts whose log-probability, a float32 number,
+differs in any bit, so that logits differ. cached: prompt tokens from the prefix cache. cancelled:
+additional requests that were cancelled. preemptions: of all requests."""
 
 
 @dataclass
@@ -125,10 +127,12 @@ class CheckReport:
             accepted=done.num_accepted,
             cached=done.num_cached,
         )
-        if found == case.tokens and str(sink.finish_reason) == case.finish:
-            return
         pairs = list(zip_longest(case.tokens, found))
         index = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        both = list(zip(case.log_probs, sink.log_probs, strict=False))[:index]
+        self.counts["bits"] += sum(a != b for a, b in both)
+        if found == case.tokens and str(sink.finish_reason) == case.finish:
+            return
         expected, drawn = pairs[index] if index < len(pairs) else (None, None)
         self.divergences.append(
             Divergence(str(arm), self.mode, case.params, index, expected, drawn)
@@ -142,7 +146,8 @@ def reference(server: Server, requests: Iterable[GenerateParams]) -> list[CheckC
         plain = replace(NO_SPECULATION.applied(params), reuse_prefix=False)
         (sink,) = generate(server, [plain])
         _raise_error(sink)
-        cases.append(CheckCase(params, tuple(sink.drawn), str(sink.finish_reason)))
+        finish, log_probs = str(sink.finish_reason), tuple(sink.log_probs)
+        cases.append(CheckCase(params, tuple(sink.drawn), finish, log_probs))
     return cases
 
 

@@ -37,21 +37,16 @@ POLL_S = 0.5
 PORT = 8390
 """Of this server; its other ports are the next ones."""
 
-OURS = {"ignore_eos": True, "reuse_prefix": False}
-THEIRS = {"ignore_eos": True, "cache_prompt": False}
-"""Fields that make each server generate all tokens, and read each prompt."""
-
 
 @dataclass(frozen=True)
 class Peer:
-    """A server. port: of `/v1/completions`. can_stop: whether it may be stopped while it is idle;
-    this server may not, because its launcher would miss heartbeats."""
+    """A server. port: of `/v1/completions`. fields: of each request; they make the server generate
+    all tokens, and read each prompt."""
 
     name: str
     port: int
     command: Sequence[str]
     fields: Mapping[str, Any]
-    can_stop: bool = True
 
     @property
     def url(self) -> str:
@@ -99,9 +94,9 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 class CompletionStreams(HttpStreams):
     """The transport to a server's `/v1/completions`. Use within `async with`."""
 
-    def __init__(self, peer: Peer, model: str) -> None:
+    def __init__(self, peer: Peer) -> None:
         super().__init__(peer.url, "/completions")
-        self._fields = {"model": model, **peer.fields}
+        self._fields = peer.fields
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """The first piece of text as one token, and the last one as the others: events do not say
@@ -125,15 +120,16 @@ class CompletionStreams(HttpStreams):
         yield {"num_output_tokens": num_tokens - 1, "finish_reason": "length"}
 
 
-def asking(peer: Peer, process: subprocess.Popen[bytes], model: str, load: Load) -> Serve:
-    """Sends the requests of a phase to the server, all at once."""
+def asking(peer: Peer, load: Load, process: subprocess.Popen[bytes] | None = None) -> Serve:
+    """Sends the requests of a phase to the server, all at once. process: stopped while it is idle;
+    None for this server, whose launcher would miss heartbeats."""
 
     async def serve(policy: str, prompts: Sequence[Prompt]) -> list[Exchange]:
-        if peer.can_stop:
+        if process is not None:
             _signal(process, signal.SIGCONT)
-        async with CompletionStreams(peer, model) as streams:
+        async with CompletionStreams(peer) as streams:
             exchanges = await through(streams, load)(policy, prompts)
-        if peer.can_stop:
+        if process is not None:
             _signal(process, signal.SIGSTOP)
         return exchanges
 
@@ -148,8 +144,9 @@ def ours(options: argparse.Namespace) -> list[Peer]:
     command += ["--dtype", options.dtype, "--num-threads", str(options.num_threads)]
     command += ["--set", "limits.max_context_len=512", "--openai-port", str(PORT)]
     command += [word for i, name in enumerate(ports) for word in (name, str(PORT + 1 + i))]
+    fields = {"model": "smartspec", "ignore_eos": True, "reuse_prefix": False}
     return [
-        Peer(policy, PORT, command, {**OURS, "speculation_policy": policy}, can_stop=False)
+        Peer(policy, PORT, command, {**fields, "speculation_policy": policy})
         for policy in options.policies.split(",")
     ]
 
@@ -158,16 +155,14 @@ def measure(options: argparse.Namespace, load: Load, recorder: Recorder) -> None
     """Start all servers and run all rounds. Raises BenchError."""
     logs = options.out.parent
     own = ours(options)
-    others = [
-        Peer(name, int(port), shlex.split(command), THEIRS)
-        for name, port, command in options.peer or ()
-    ]
+    fields = {"model": options.model, "ignore_eos": True, "cache_prompt": False}
     with ExitStack() as stack:
-        process = stack.enter_context(running(own[0], logs / "ours.log"))
-        sides = {peer.name: asking(peer, process, "smartspec", load) for peer in own}
-        for number, peer in enumerate(others):
+        stack.enter_context(running(own[0], logs / "ours.log"))
+        sides = {peer.name: asking(peer, load) for peer in own}
+        for number, (name, port, command) in enumerate(options.peer or ()):
+            peer = Peer(name, int(port), shlex.split(command), fields)
             process = stack.enter_context(running(peer, logs / f"peer-{number}.log"))
-            sides[peer.name] = asking(peer, process, options.model, load)
+            sides[name] = asking(peer, load, process)
             _signal(process, signal.SIGSTOP)
         asyncio.run(run(sides, load, recorder, _say))
 

@@ -6,7 +6,7 @@ decision, as in `steps.decide`. Nothing is learned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -61,12 +61,13 @@ def candidates(step: StepRecord) -> list[Candidate]:
 
     A sequence with a smaller maximum uses that maximum. Each sequence uses its chosen option.
     """
-    lengths, options = _chosen(step)
-    caps = [step.decision.plan.option(view).max_draft_len for view in step.decision.views]
-    named = [("chosen", lengths)]
-    for length in range(max(caps, default=0) + 1):
-        named.append((f"all {length}", [min(length, cap) for cap in caps]))
-    return _evaluated(step, [(name, found, options) for name, found in named])
+    plan = step.decision.plan
+    caps = {view.sequence: plan.option(view).max_draft_len for view in step.decision.views}
+    plans = [("chosen", plan.draft_lens, plan.choices)]
+    for length in range(max(caps.values(), default=0) + 1):
+        lengths = {sequence: min(length, cap) for sequence, cap in caps.items()}
+        plans.append((f"all {length}", lengths, plan.choices))
+    return _evaluated(step, plans)
 
 
 def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
@@ -74,42 +75,32 @@ def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
 
     Raises KeyError if the step's plan does not include the sequence.
     """
-    lengths, chosen = _chosen(step)
-    views = step.decision.views
-    index = {view.sequence: i for i, view in enumerate(views)}[sequence]
-    found = []
-    for option, drafts in enumerate(views[index].options):
+    plan = step.decision.plan
+    chosen = plan.draft_lens[sequence], plan.choices.get(sequence, 0)
+    view = next(view for view in step.decision.views if view.sequence == sequence)
+    plans = []
+    for option, drafts in enumerate(view.options):
         # Length 0 is the same plan for all options, so only the first option has it.
         for length in range(min(option, 1), drafts.max_draft_len + 1):
             name = f"{length}, option {option}" if option else str(length)
-            if (length, option) == (lengths[index], chosen[index]):
-                name += ", chosen"
-            found.append((name, _with(lengths, index, length), _with(chosen, index, option)))
-    return _evaluated(step, found)
-
-
-def _chosen(step: StepRecord) -> tuple[list[int], list[int]]:
-    """Draft lengths and options of the recorded plan, in the order of the views."""
-    plan, sequences = step.decision.plan, [view.sequence for view in step.decision.views]
-    lengths = [plan.draft_lens[sequence] for sequence in sequences]
-    return lengths, [plan.choices.get(sequence, 0) for sequence in sequences]
-
-
-def _with(values: Sequence[int], index: int, value: int) -> list[int]:
-    return [*values[:index], value, *values[index + 1 :]]
+            name += ", chosen" * ((length, option) == chosen)
+            lengths = {**plan.draft_lens, sequence: length}
+            plans.append((name, lengths, {**plan.choices, sequence: option}))
+    return _evaluated(step, plans)
 
 
 def _evaluated(
-    step: StepRecord, plans: Sequence[tuple[str, Sequence[int], Sequence[int]]]
+    step: StepRecord,
+    plans: Sequence[tuple[str, Mapping[SequenceId, int], Mapping[SequenceId, int]]],
 ) -> list[Candidate]:
-    """plans: as name, lengths and options. The best candidate is marked."""
+    """plans: as name, lengths and options by sequence. The best candidate is marked."""
     views, settings = step.decision.views, step.decision.settings
     found = []
-    for name, lengths, chosen in plans:
-        by_sequence = {view.sequence: option for view, option in zip(views, chosen, strict=True)}
-        plan = evaluate(views, lengths, step.decision.cost, by_sequence, settings)
+    for name, lengths, choices in plans:
+        in_order = [lengths[view.sequence] for view in views]
+        plan = evaluate(views, in_order, step.decision.cost, choices, settings)
         tokens, seconds = plan.expected_tokens, plan.expected_s
-        found.append(Candidate(name, tuple(lengths), tokens, seconds, plan.goodput))
+        found.append(Candidate(name, tuple(in_order), tokens, seconds, plan.goodput))
     reading = PREFILLING_TOKENS * settings.num_prefilling
     best = max(found, key=lambda one: (one.expected_tokens + reading) / one.expected_s)
     return [replace(one, is_best=one is best) for one in found]

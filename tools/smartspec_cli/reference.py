@@ -166,7 +166,12 @@ def _option(parameter: Any) -> str:
 
 def engine_json() -> str:
     """All keys of engine.json."""
-    return "\n".join(f"## {title}\n\n{_keys(model)}" for title, model in SECTIONS.items())
+    parts = []
+    for title, model in SECTIONS.items():
+        summary, _ = _documented(model)
+        parts += [f"## {title}\n", *([_filled(summary) + "\n"] if summary else [])]
+        parts += [_fields(_properties(model))]
+    return "\n".join(parts)
 
 
 def openai_fields() -> str:
@@ -176,7 +181,7 @@ def openai_fields() -> str:
     parts = ["## Both routes\n", _fields(shared, ignored)]
     for model in (ChatRequest, CompletionRequest):
         parts += [f"## `POST {model.route}`\n", _fields(_properties(model), shared | ignored)]
-    parts += ["## Accepted without effect\n", _fields(ignored, ())]
+    parts += ["## Accepted without effect\n", _fields(ignored)]
     parts += [_filled(f"Of chats only: {', '.join(IgnoredInChats.model_fields)}.") + "\n"]
     names = ", ".join(f"`{name}`" for name in REFUSED)
     parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {names}.") + "\n"]
@@ -184,12 +189,14 @@ def openai_fields() -> str:
 
 
 def _properties(model: type[BaseModel]) -> Schema:
-    """The JSON schema of each field."""
+    """The JSON schema of each field, with its meaning as `description`."""
     found: Schema = model.model_json_schema()["properties"]
+    for name, meaning in _documented(model)[1].items():
+        found[name].setdefault("description", meaning)
     return found
 
 
-def _fields(fields: Schema, hidden: Container[str]) -> str:
+def _fields(fields: Schema, hidden: Container[str] = ()) -> str:
     """A list of fields: type, range, default and meaning. A field without a range of its own has
     that of the tensor that it becomes."""
     lines = []
@@ -202,16 +209,6 @@ def _fields(fields: Schema, hidden: Container[str]) -> str:
             text = (spec.dtype == "STRING" and spec.model_range) or spec.allowed.text
             rules = [text, *rules] if text else rules
         lines.append(_item(f"`{name}` ({', '.join([kind, *rules])}): {field['description']}"))
-    return "\n".join(lines) + "\n"
-
-
-def _keys(model: type[BaseModel]) -> str:
-    """A list of the model's keys: type, range, default and meaning, which is in the docstring."""
-    summary, meanings = _documented(model)
-    lines = [_filled(summary) + "\n"] if summary else []
-    for name, field in _properties(model).items():
-        meaning = meanings.get(name, "")
-        lines.append(_item(f"`{name}` ({', '.join(_rules(field))}){': ' * bool(meaning)}{meaning}"))
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import smartspec_py
-from smartspec_launch.interpreter import check_interpreter
+from smartspec_launch.address import Address
+from smartspec_launch.interpreter import LaunchError, check_interpreter
 from smartspec_launch.pbtxt import alias_pbtxt, config_pbtxt
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import CONFIG_NAME, ServerConfig
@@ -36,10 +37,6 @@ FIXED_VERSION = (2, 69)
 """The version in release 26.05."""
 
 PACKAGE_FOLDER = Path(smartspec_py.__file__).resolve().parent
-
-
-class InstallationError(RuntimeError):
-    """Triton or the run directory cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Installation:
 def find_installation() -> Installation:
     """Find the wheel in this environment, else Triton in NVIDIA's container.
 
-    Raises InstallationError, or InterpreterError if the wheel's stub cannot run this Python.
+    Raises LaunchError, also if the wheel's stub cannot run this Python.
     """
     wheel = importlib.util.find_spec("pytriton")
     if wheel is not None and wheel.submodule_search_locations:
@@ -78,18 +75,26 @@ def find_installation() -> Installation:
         return Installation(
             Path(binary), CONTAINER_BACKENDS / "python", version=_container_version()
         )
-    raise InstallationError(
+    raise LaunchError(
         "no tritonserver found: run `pip install 'smartspec-py[triton]'`, "
         "or use NVIDIA's Triton container"
     )
 
 
-def exposure(host: str, version: tuple[int, ...]) -> str:
-    """The reason why a server of this version must not listen on this host."""
-    number = ".".join(map(str, version)) or "unknown"
+def exposure(address: Address, installation: Installation | None = None) -> str:
+    """The reason why this Triton must not listen on this address; empty if it may.
+
+    installation: default: that of this machine, with the errors of `find_installation`.
+    """
+    if address.is_loopback:
+        return ""
+    found = installation or find_installation()
+    if found.is_fit_for_network:
+        return ""
+    number = ".".join(map(str, found.version)) or "unknown"
     return (
-        f"Triton {number} listening on {host}: its known remote vulnerabilities (CVE-2025-23310, "
-        "-23311, -23319, -23320, -23334, CVE-2026-24207 and others) are fixed in "
+        f"Triton {number} listening on {address.host}: its known remote vulnerabilities "
+        "(CVE-2025-23310, -23311, -23319, -23320, -23334, CVE-2026-24207 and others) are fixed in "
         f"{'.'.join(map(str, FIXED_VERSION))} (release 26.05); attackers could reach its gRPC and "
         "metrics ports"
     )
@@ -112,7 +117,7 @@ def _wheel_installation(package: Path) -> Installation:
     binary = server / "bin" / "tritonserver"
     for needed in (binary, stub):
         if not needed.is_file():
-            raise InstallationError(
+            raise LaunchError(
                 f"nvidia-pytriton is incomplete: {needed} is missing; "
                 "run `pip install --force-reinstall nvidia-pytriton==0.7.0`"
             )
@@ -123,13 +128,13 @@ def _wheel_installation(package: Path) -> Installation:
 
 
 def check_ascii(*paths: Path) -> None:
-    """Raises InstallationError for a path that the wheel's stub cannot open.
+    """Raises LaunchError for a path that the wheel's stub cannot open.
 
     The stub starts Python with an isolated configuration, which ignores LC_ALL and PYTHONUTF8.
     """
     for path in paths:
         if not str(path).isascii():
-            raise InstallationError(
+            raise LaunchError(
                 f"{path} is not ASCII, and the Python in Triton's stub cannot open such a path: "
                 "use a path with ASCII letters only"
             )
@@ -137,11 +142,11 @@ def check_ascii(*paths: Path) -> None:
 
 @contextmanager
 def usable(run_dir: Path) -> Iterator[None]:
-    """Convert each OSError in the `with` block to a InstallationError."""
+    """Convert each OSError in the `with` block to a LaunchError."""
     try:
         yield
     except OSError as error:
-        raise InstallationError(
+        raise LaunchError(
             f"the run directory {run_dir} cannot be used: {error.strerror} "
             f"({error.filename or run_dir}); name a writable directory with 10 MiB free"
         ) from error
@@ -151,7 +156,7 @@ def lock_run_dir(run_dir: Path) -> int:
     """Create the directory and lock it. Closing the returned descriptor releases the lock.
 
     No child process inherits the descriptor, so the kernel releases the lock when this process
-    ends, even after a crash. Raises InstallationError if another server holds the lock, else
+    ends, even after a crash. Raises LaunchError if another server holds the lock, else
     OSError.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -160,7 +165,7 @@ def lock_run_dir(run_dir: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise InstallationError(
+        raise LaunchError(
             f"another server uses the run directory {run_dir}: stop it, or name another directory"
         ) from None
     return fd

@@ -20,15 +20,15 @@ NEWEST = (3, 12)
 """The wheel's stub crashes on text with NumPy 2, and NumPy 1.26 has no build for Python 3.13."""
 
 
-class InterpreterError(RuntimeError):
-    """This Python cannot run the backend; the message ends with the command that fixes it."""
+class LaunchError(RuntimeError):
+    """The server cannot be started, or has ended. The message says why, and what to do."""
 
 
 def check_interpreter(needs_venv: bool = False) -> Path:
-    """Return the directory of the shared libpython. Raises InterpreterError."""
+    """Return the directory of the shared libpython. Raises LaunchError."""
     version = "{}.{}".format(*VERSION)
     if not OLDEST <= VERSION <= NEWEST:
-        raise InterpreterError(f"Python {version} cannot run Triton's stub; {_command('3.11')}")
+        raise LaunchError(f"Python {version} cannot run Triton's stub; {_command('3.11')}")
     libpython = find_libpython(version)
     has_venv = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
     missing = ["the venv module"] if needs_venv and not has_venv else []
@@ -40,7 +40,7 @@ def check_interpreter(needs_venv: bool = False) -> Path:
     if f"{os.sep}.pyenv{os.sep}" in sys.base_prefix:
         release = Path(sys.base_prefix).name
         remedy = f"run: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install --force {release}"
-    raise InterpreterError(f"Python {version} lacks {' and '.join(missing)}; {remedy}")
+    raise LaunchError(f"Python {version} lacks {' and '.join(missing)}; {remedy}")
 
 
 def find_libpython(version: str) -> Path | None:
@@ -66,5 +66,5 @@ def _command(version: str) -> str:
 if __name__ == "__main__":
     try:
         check_interpreter(needs_venv=True)
-    except InterpreterError as error:
+    except LaunchError as error:
         sys.exit(str(error))

@@ -33,6 +33,7 @@ from smartspec_launch.files import (
     write_repository,
 )
 from smartspec_launch.gateway import Gateway, OpenAi
+from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.link import LauncherEnd
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
@@ -77,7 +78,7 @@ LAST_WORDS_S = 0.7
 """Time for Triton to send the last responses after the backend has failed."""
 
 
-class TritonServerError(RuntimeError):
+class TritonServerError(LaunchError):
     """The server did not become ready; the message holds the last lines of its log."""
 
 
@@ -138,7 +139,7 @@ class TritonServer:
     def start(self) -> None:
         """Write the run directory and start the processes.
 
-        Raises InstallationError or InterpreterError.
+        Raises LaunchError.
         """
         assert self._process is None, "a TritonServer is started once"
         installation = find_installation()

@@ -35,6 +35,8 @@ class PassTable:
     seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens of context per
         row, after a pass with the same number of tokens.
     context_s: additional seconds per token of context, per row.
+    context_token_s: the same for each token of a row after its first. It is 0 if a pass reads the
+        keys of a row once, and not if it reads them for each token.
     change_s: [len(rows)], additional seconds if the previous pass had a different number of tokens;
         empty if that makes no difference.
     """
@@ -45,6 +47,7 @@ class PassTable:
     context_len: int = 0
     context_s: float = 0.0
     change_s: tuple[float, ...] = ()
+    context_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, axis in (("rows", self.rows), ("tokens_per_row", self.tokens_per_row)):
@@ -66,11 +69,11 @@ class PassTable:
         """`pass_s` for several numbers of tokens, shape [n]."""
         if batch_size <= 0:
             return np.zeros(len(num_tokens))
-        tokens, seconds = self._line(batch_size)
-        extra = 0.0
+        found: Floats = np.interp(num_tokens, *self._line(batch_size))
         if context_len >= 0:
-            extra = self.context_s * batch_size * (context_len - self.context_len)
-        found: Floats = np.maximum(np.interp(num_tokens, tokens, seconds) + extra, 0.0)
+            later_tokens = np.maximum(num_tokens - batch_size, 0)
+            context_s = self.context_s * batch_size + self.context_token_s * later_tokens
+            found = np.maximum(found + context_s * (context_len - self.context_len), 0.0)
         return found
 
     def one_token_s(self, batch_size: int, context_len: float = -1.0) -> float:

@@ -202,10 +202,19 @@ class _Timer:
         repeats = [_Pass(r, tokens[:2][-1], context_len, is_repeat=True) for r in rows]
         if not has_change:
             repeats = []
-        timed = [*sorted([*points, *repeats]), at_shorter]
+        # The pass with the most tokens after the first of their rows.
+        longest = max(points, key=lambda one: one.batch_size * (one.tokens_per_row - 1))
+        longest_at_shorter = longest._replace(context_len=shorter)
+        timed = [*sorted([*points, *repeats]), longest_at_shorter, at_shorter]
         best = dict(zip(timed, self._best_s(timed), strict=True))
         saved_s = max(0.0, best[lines[rows[-1]][0]] - best[at_shorter])
-        context_s = saved_s / (rows[-1] * max(1, context_len - shorter))
+        num_less = max(1, context_len - shorter)
+        context_s = saved_s / (rows[-1] * num_less)
+        saved_s = (
+            best[longest] - best[longest_at_shorter] - context_s * longest.batch_size * num_less
+        )
+        num_more = longest.batch_size * (longest.tokens_per_row - 1)
+        context_token_s = max(0.0, saved_s) / (num_less * max(1, num_more))
         change_s = [max(0.0, best[one._replace(is_repeat=False)] - best[one]) for one in repeats]
         seconds = []
         for index, line in enumerate(lines.values()):
@@ -213,7 +222,10 @@ class _Timer:
             known = [max(0.0, best[point] - less) for point in line]
             counts = tokens[: len(known)]
             seconds.append(tuple(interpolate(num, counts, known) for num in tokens))
-        return PassTable(rows, tokens, tuple(seconds), context_len, context_s, tuple(change_s))
+        return PassTable(
+            *(rows, tokens, tuple(seconds), context_len, context_s, tuple(change_s)),
+            context_token_s,
+        )
 
     def _line(self, rows: int, tokens: tuple[int, ...], context_len: int) -> list[_Pass]:
         """The passes of so many rows that are worth timing, see LONG_S; at least two.

@@ -120,9 +120,8 @@ class Controller:
 
     def plan_failed(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
         """The decision for a step without drafts, after an exception. It does not search."""
-        settings, cost = self._step_settings(num_prefilling), self._corrections.cost
-        settings = replace(settings, forced=_no_drafts(views))
-        return Decision(without_drafts(views, cost), views, cost, settings, Reason.FAILED)
+        settings = replace(self._step_settings(num_prefilling), forced=_no_drafts(views))
+        return self._decide(views, settings, Reason.FAILED)
 
     def observe(self, record: StepRecord) -> None:
         """Learn from the result of a decision, if there were decoding sequences."""

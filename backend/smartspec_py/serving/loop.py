@@ -87,7 +87,7 @@ class StepLoop:
             target, self._speculation, self._batcher, budget, inbox, post, clock
         )
         self._engine_timeout_s = engine_timeout_s
-        self._drain_until_s: float | None = None
+        self._drain_until_s = math.inf
         self._end_s = 0.0
         self._num_generated = 0
         self._has_failed_plan = False
@@ -156,7 +156,7 @@ class StepLoop:
         self.scheduler.take(messages)
         self.scheduler.check_engine(self._engine_timeout_s)
         self.scheduler.expire()
-        if self._drain_until_s is not None and self._clock() >= self._drain_until_s:
+        if self._clock() >= self._drain_until_s:
             self.scheduler.cancel_all()
         self.scheduler.admit()
 

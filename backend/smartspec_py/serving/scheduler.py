@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smartspec_py.core.types import FinishReason, SequenceId, SequenceView
+from smartspec_py.core.types import FinishReason, SequenceView
 from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
 from smartspec_py.serving.batcher import Batcher
@@ -65,11 +65,10 @@ class Scheduler:
         """
         now = self._clock()
         for request in self.batcher:
-            if request.deadline_s is None or now < request.deadline_s or request.is_over:
-                continue
-            allowed_ms = 1e3 * (request.deadline_s - request.arrival_s)
-            message = f"deadline_ms: {allowed_ms:.0f} ms passed before the first token"
-            self._cut(request, FinishReason.DEADLINE, message)
+            if request.deadline_s is not None and now >= request.deadline_s:
+                allowed_ms = 1e3 * (request.deadline_s - request.arrival_s)
+                message = f"deadline_ms: {allowed_ms:.0f} ms passed before the first token"
+                self._cut(request, FinishReason.DEADLINE, message)
 
     def check_engine(self, timeout_s: float) -> None:
         """Raises EngineStalledError if work is in flight and no event arrived for timeout_s."""
@@ -162,7 +161,7 @@ class Scheduler:
         """Give the step's work to the target."""
         now = self._clock()
         for item in work:
-            request = self._known(item.sequence)
+            request = self.batcher.live[item.sequence]
             request.is_in_flight, request.engine_s = True, now
             if isinstance(item, Prefill):
                 request.num_computed_tokens += len(item.tokens)
@@ -170,7 +169,7 @@ class Scheduler:
 
     def apply(self, events: Sequence[Event], views: Sequence[SequenceView]) -> None:
         """views: what could be drafted in this step."""
-        found = [(self._known(event.sequence), event) for event in events]
+        found = [(self.batcher.live[event.sequence], event) for event in events]
         self._speculation.observe(
             [
                 (request, event)
@@ -190,8 +189,7 @@ class Scheduler:
     def cancel_all(self) -> None:
         """End all requests. Those with tokens return the text so far, the others an error."""
         for request in self.batcher:
-            if not request.is_over:
-                self._cut(request, FinishReason.CANCELLED, SHUTTING_DOWN)
+            self._cut(request, FinishReason.CANCELLED, SHUTTING_DOWN)
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail all remaining requests. The engines are not used again."""
@@ -205,11 +203,6 @@ class Scheduler:
         """Raise AssertionError if held resources and known requests do not match."""
         self._speculation.check_integrity(self.batcher)
         assert len(self.batcher.live) <= self.batcher.max_batch_size, "more requests than rows"
-
-    def _known(self, sequence: SequenceId) -> Request:
-        request = self.batcher.find(sequence)
-        assert request is not None, f"the target reports on unknown sequence {sequence}"
-        return request
 
     def _advance(self, request: Request, event: Event) -> None:
         """Apply an event to a request that has not ended."""
@@ -248,6 +241,8 @@ class Scheduler:
 
         otherwise: the error message.
         """
+        if request.is_over:
+            return
         if request.num_generated:
             self._end(request, finish_reason=reason)
         else:

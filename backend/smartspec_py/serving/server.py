@@ -134,9 +134,12 @@ class Server:
             proposer.close()
 
     def _keep_learned(self) -> None:
-        """Store what was learned while serving, if there were enough decoding steps."""
-        path = self._engine.profile_path
-        if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
+        """Store what was learned while serving, if there were enough decoding steps.
+
+        Steps without a pass time do not count: `Controller.observe` learns no costs from them.
+        """
+        path, records = self._engine.profile_path, self.loop.records
+        if path is not None and sum(record.target_s > 0.0 for record in records) >= ENOUGH_STEPS:
             store_learned(self.loop, path)
 
     @property
@@ -244,14 +247,6 @@ class Server:
         self._inbox.close(reason)
         self._responder.fail_all(ErrorCode.INTERNAL, reason)
         self._on_failure(reason)
-
-
-def _is_learned_from(record: StepRecord) -> bool:
-    """Whether `Controller.observe` learns costs from this step.
-
-    Without a pass time, the whole step would count as host time.
-    """
-    return record.batch_size > 0 and record.target_s > 0.0
 
 
 def _meter(engine: Engine, config: ServerConfig) -> Meter:

@@ -33,10 +33,9 @@ from smartspec_cli.commands.settings import (
 )
 from smartspec_launch import paths
 from smartspec_launch.address import free_address
-from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import signals_interrupt, wait_with_progress
-from smartspec_launch.interpreter import InterpreterError
-from smartspec_launch.triton_server import TritonServer, TritonServerError
+from smartspec_launch.interpreter import LaunchError
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import DEFAULT_CONTEXT_LEN, ServerConfig
 
 if TYPE_CHECKING:
@@ -53,13 +52,7 @@ _POLICIES, _SHAPES = ",".join(_DEFAULTS.policies), ",".join(_DEFAULTS.shapes)
 _LOADS = ",".join(map(str, _DEFAULTS.loads))
 LIMITS = {"max_queue": 4096, "max_context_len": DEFAULT_CONTEXT_LEN}
 MAX_AT_ONCE = 1024
-FAILURES = (
-    BenchError,
-    StreamError,
-    InterpreterError,
-    InstallationError,
-    TritonServerError,
-)
+FAILURES = (BenchError, StreamError, LaunchError)
 
 _Policies = Annotated[
     str, typer.Option(help="Policies, separated by commas. `none` is the baseline.")

@@ -85,11 +85,13 @@ def check(
 
     Each request runs alone and in mixed batches, together with requests that are cancelled and
     preempted. Draft lengths are 1, 3 and limits.max_draft_len. Policies that choose by cost get a
-    cost model with almost free drafts, so that they draft. With OpenVINO, and with PyTorch in
-    float32, no text may differ. With PyTorch in lower precision, rounding can change a text where
-    two tokens are almost equally likely. The check of a small pair takes about a minute.
+    cost model with almost free drafts, so that they draft. With OpenVINO, no text may differ, and
+    no bit of a token's log-probability. With PyTorch in float32, no text may differ. With PyTorch
+    in lower precision, rounding can change a text where two tokens are almost equally likely. The
+    check of a small pair takes about a minute.
 
-    Prints PASS (exit code 0) or FAIL (1): a text differs, or a policy drafted nothing.
+    Prints PASS (exit code 0) or FAIL (1): a text or, with OpenVINO, a bit differs, or a policy
+    drafted nothing.
     """
     check_outputs(json=json_file)
     requests = _requests(numbers_of(temperatures, "temperatures", 0, 100), prompts, seed)
@@ -97,7 +99,8 @@ def check(
     checked = server_config(model, draft, heads, config, settings, engine=engine, limits=LIMITS)
     reports, facts = _run(checked, requests, tokens)
     console = result_console(json_file)
-    summary = {"engine": dict(facts), **_summary(reports)}
+    compares_bits = str(facts.get("runtime")).startswith("OpenVINO")
+    summary = {"engine": dict(facts), **_summary(reports, compares_bits)}
     console.print(_table(reports, summary))
     for one in summary["divergences"][:NUM_SHOWN]:
         where = f"{one['arm']}, {one['mode']}: token {one['index']}"
@@ -114,6 +117,7 @@ def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[Ge
             max_tokens=MAX_TOKENS,
             temperature=temperature,
             seed=seed + index,
+            return_log_probs=True,
             **PENALTIES[index % len(PENALTIES)],
         )
         for workload in WORKLOADS
@@ -150,7 +154,7 @@ def _run(
 
 
 def _table(reports: Sequence[CheckReport], summary: Mapping[str, Any]) -> Table:
-    counts = ("tokens", "drafted", "accepted", "cached")
+    counts = ("tokens", "drafted", "accepted", "cached", "bits")
     rows = []
     for one in reports:
         policy, _, proposer = one.arm.partition(", ")
@@ -158,17 +162,18 @@ def _table(reports: Sequence[CheckReport], summary: Mapping[str, Any]) -> Table:
         rows.append((policy, proposer, one.mode, *map(str, numbers)))
     return table(
         "Tokens with speculation compared with tokens without",
-        ("policy", "proposer", "mode", *counts, "differ"),
+        ("policy", "proposer", "mode", *counts, "texts"),
         rows,
-        "cached: prompt tokens served from the prefix cache; differ: texts. There were also "
+        "cached: prompt tokens served from the prefix cache; bits: tokens of equal texts with "
+        "other bits of their log-probability; texts: that differ. There were also "
         f"{summary['num_cancelled']} cancelled requests and {summary['num_preemptions']} "
         "preemptions.",
         num_texts=3,
     )
 
 
-def _summary(reports: Sequence[CheckReport]) -> dict[str, Any]:
-    """The JSON document."""
+def _summary(reports: Sequence[CheckReport], compares_bits: bool = False) -> dict[str, Any]:
+    """The JSON document. compares_bits: whether other bits alone make it a failure."""
     divergences = [one for report in reports for one in report.divergences]
     without_drafts = [
         f"{one.arm} {one.mode}"
@@ -177,6 +182,7 @@ def _summary(reports: Sequence[CheckReport]) -> dict[str, Any]:
     ]
     sums = {f"num_{name}": sum(one.counts[name] for one in reports) for name in COUNTS}
     is_passed = sums["num_tokens"] > 0 and not divergences and not without_drafts
+    is_passed &= not (compares_bits and sums["num_bits"])
     return {
         "verdict": "PASS" if is_passed else "FAIL",
         **sums,
@@ -193,6 +199,8 @@ def _verdict_line(summary: Mapping[str, Any]) -> str:
         f"{summary['verdict']}: {num_tokens:,} tokens compared, "
         f"{summary['num_drafted']:,} drafted, {summary['num_accepted']:,} accepted"
     ]
+    if summary["num_bits"]:
+        parts.append(f"{summary['num_bits']:,} tokens of equal texts have other bits")
     if num_diverged:
         per_thousand = 1e3 * num_diverged / num_tokens
         parts.append(f"{num_diverged} texts differ ({per_thousand:.2g} in 1,000 tokens)")

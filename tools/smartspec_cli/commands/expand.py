@@ -18,9 +18,6 @@ def expand(
     preset: Annotated[
         str, typer.Option(help="Size to expand to: 4m, 17m, 88m, 40m, 1b or 4b.")
     ] = "88m",
-    seed: Annotated[
-        int, typer.Option(help="Seed of the weights that do not change the output.")
-    ] = 0,
 ) -> None:
     """Make a model slower and larger without changing its answers.
 
@@ -44,10 +41,10 @@ def expand(
     try:
         if expansion.has_medusa(source):
             same = "guesses"
-            num_parameters = expansion.expand_medusa(source, out, size["hidden_size"], seed=seed)
+            num_parameters = expansion.expand_medusa(source, out, size["hidden_size"])
         else:
             same = "answers"
-            num_parameters = expansion.expand(source, out, size, seed=seed)
+            num_parameters = expansion.expand(source, out, size)
     except expansion.SizeError as error:
         fail(f"--preset: {preset} is too small for {source} ({error})", USAGE_ERROR)
     except (OSError, ValueError) as error:

@@ -33,10 +33,9 @@ from smartspec_cli.commands import (
 )
 from smartspec_cli.commands.settings import Changes, policies_of, server_config
 from smartspec_launch.address import can_bind, free_address
-from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi
-from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.config import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.profile import machine_name
@@ -158,7 +157,7 @@ def quickstart(
                 console.print(NEXT, highlight=False)
     except KeyboardInterrupt:
         fail("interrupted", 130)
-    except (StreamError, InterpreterError, InstallationError, TritonServerError) as error:
+    except (StreamError, LaunchError) as error:
         fail(str(error))
     if differing:
         fail("a text with speculation differs from the text without")

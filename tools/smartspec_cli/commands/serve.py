@@ -15,12 +15,12 @@ from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import Changes, Config, Draft, Heads, Model, server_config
 from smartspec_launch import paths
 from smartspec_launch.address import Address, can_bind, taken_ports
-from smartspec_launch.files import InstallationError, exposure, find_installation
+from smartspec_launch.files import exposure
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
-from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.pbtxt import ALIASES
-from smartspec_launch.triton_server import ModelRefusedError, TritonServer, TritonServerError
+from smartspec_launch.triton_server import ModelRefusedError, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig, TorchEngineConfig
 from smartspec_py.engines.torch.checkpoint import ModelError
@@ -149,24 +149,20 @@ def serve(
         code = run_in_foreground(server, Console(stderr=True))
     except ModelRefusedError as error:
         fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
-    except (InterpreterError, InstallationError, TritonServerError) as error:
+    except LaunchError as error:
         fail(str(error))
     raise typer.Exit(code)
 
 
 def _check_exposure(address: Address, allow_remote: bool) -> None:
-    if address.is_loopback:
-        return
     try:
-        installation = find_installation()
-    except (InterpreterError, InstallationError) as error:
+        reason = exposure(address)
+    except LaunchError as error:
         fail(str(error))
-    if installation.is_fit_for_network:
-        return
-    reason = exposure(address.host, installation.version)
-    if not allow_remote:
+    if reason and not allow_remote:
         fail(f"--host: {reason}; use loopback, a container image, or --allow-remote", USAGE_ERROR)
-    typer.echo(f"smartspec: warning: {reason}.", err=True)
+    if reason:
+        typer.echo(f"smartspec: warning: {reason}.", err=True)
 
 
 def _openai(

@@ -81,11 +81,11 @@ def server_config(
             if path is not None:
                 settings["engine"][name] = str(path.absolute())
     keys = set_keys(settings, changes or ())
-    return parsed(
-        "model",
-        lambda checked: paths.with_absolute_paths(checked, Path.cwd()),
-        checked_config(settings, keys),
-    )
+    checked = checked_config(settings, keys)
+    try:
+        return paths.with_absolute_paths(checked, Path.cwd())
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
 
 
 def set_keys(settings: dict[str, Any], changes: Sequence[str]) -> list[str]:

@@ -167,7 +167,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         facts={
             "model": model.name,
             "dtype": dtype_text(dtype, runner.config.dtype),
-            "runtime": runtime if weights == "stored" else f"{runtime}, {weights} weights",
+            "runtime": runtime + _weights_text(weights),
             "threads": num_threads,
         },
     )
@@ -383,6 +383,14 @@ def dtype_text(wanted: torch.dtype, used: torch.dtype) -> str:
     if used == wanted:
         return of_used
     return f"{of_used} (this processor has no instructions for {of_wanted})"
+
+
+def _weights_text(weights: str) -> str:
+    """What to say of the weights behind the name of the runtime."""
+    if weights == "stored":
+        return ""
+    has_vnni = cpu_flags() & {"avx512_vnni", "avx_vnni"}
+    return f", {weights} weights" + ("" if has_vnni else " (slow: this processor has no VNNI)")
 
 
 def cpu_flags() -> set[str]:

@@ -138,6 +138,10 @@ def _index(
     file: Path, architecture: str, fields: Mapping[str, Any], tensors: Mapping[str, TensorPlace]
 ) -> dict[str, Any]:
     """Where each parameter is. num_heads: of a matrix whose rows are permuted within each head."""
+    num_heads = {
+        "attn_q": fields[f"{architecture}.attention.head_count"],
+        "attn_k": _num_kv_heads(architecture, fields),
+    }
     places = {}
     for name, tensor in tensors.items():
         if name == FACTORS:
@@ -153,10 +157,9 @@ def _index(
                 f"{file} has a tensor {name}, which a {architecture} model of Transformers has not"
             )
         place = asdict(tensor)
-        if architecture == "llama" and ".attn_q." in name:
-            place["num_heads"] = fields["llama.attention.head_count"]
-        if architecture == "llama" and ".attn_k." in name:
-            place["num_heads"] = _num_kv_heads(architecture, fields)
+        part = name.split(".")[-2]
+        if architecture == "llama" and part in num_heads:
+            place["num_heads"] = num_heads[part]
         places[parameter] = place
     return {"file": str(file.absolute()), "size": file.stat().st_size, "tensors": places}
 
@@ -166,14 +169,11 @@ def _parameter(name: str) -> str | None:
     part, _, kind = name.rpartition(".")
     if part == "output":
         return f"lm_head.{kind}"
-    found = re.fullmatch(r"blk\.(\d+)\.(.+)", part)
-    if kind not in ("weight", "bias") or (found[2] if found else part) not in PARTS:
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(.+)", part)
+    if found is None or kind not in ("weight", "bias") or found[2] not in PARTS:
         return None
-    return (
-        f"model.layers.{found[1]}.{PARTS[found[2]]}.{kind}"
-        if found
-        else f"model.{PARTS[part]}.{kind}"
-    )
+    layer = "" if found[1] is None else f"layers.{found[1]}."
+    return f"model.{layer}{PARTS[found[2]]}.{kind}"
 
 
 def _num_kv_heads(architecture: str, fields: Mapping[str, Any]) -> int:
@@ -240,11 +240,8 @@ def _llama3(file: Path, place: TensorPlace, head_dim: int, theta: float) -> dict
     factor = max(divisors)
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     for index, divisor in enumerate(divisors):
-        turns = (
-            LLAMA3["original_max_position_embeddings"]
-            / (2 * math.pi)
-            / theta ** (2 * index / head_dim)
-        )
+        wave_len = 2 * math.pi * theta ** (2 * index / head_dim)
+        turns = LLAMA3["original_max_position_embeddings"] / wave_len
         smooth = min(max((turns - low) / (high - low), 0), 1)
         if not math.isclose(divisor, 1 / ((1 - smooth) / factor + smooth), rel_tol=1e-4):
             raise ConfigError(f"{file} has a {FACTORS} that is not that of Llama 3: cannot be read")

@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.defaults import ConfigError
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Kinds of tokens. A tokenizer.json has no unused ones, which pad the vocabulary."""
 
 _QWEN = (
@@ -65,21 +65,21 @@ def make_tokenizer(file: Path, fields: Mapping[str, Any]) -> str:
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     tokenizer.add_tokens(
         [
-            AddedToken(token, normalized=False, special=kind == CONTROL)
+            AddedToken(token, normalized=False, special=kind != USER_DEFINED)
             for token, kind in zip(tokens, kinds, strict=True)
-            if kind in (CONTROL, USER_DEFINED)
+            if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
-    ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-    ids["bos"] = ids["bos"] if fields.get("tokenizer.ggml.add_bos_token", has_start) else None
-    ids["eos"] = ids["eos"] if fields.get("tokenizer.ggml.add_eos_token", False) else None
-    around = {name: (tokens[number], number) for name, number in ids.items() if number is not None}
-    if around:
-        first, last = ([around[name][0]] if name in around else [] for name in ("bos", "eos"))
+    is_added = {
+        "bos": fields.get("tokenizer.ggml.add_bos_token", has_start),
+        "eos": fields.get("tokenizer.ggml.add_eos_token", False),
+    }
+    ids = {name: fields[f"tokenizer.ggml.{name}_token_id"] for name in is_added if is_added[name]}
+    if ids:
+        first, last = ([tokens[ids[name]]] if name in ids else [] for name in is_added)
         tokenizer.post_processor = TemplateProcessing(
             single=[*first, "$A", *last],
-            pair=[*first, "$A", *last, *first, "$B:1", *last],
-            special_tokens=list(around.values()),
+            special_tokens=[(tokens[number], number) for number in ids.values()],
         )
     text: str = tokenizer.to_str()
     return text
@@ -121,14 +121,14 @@ def _sentence_piece(fields: Mapping[str, Any]) -> Tokenizer:
     vocabulary = _vocabulary(fields)
     tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
     kinds = fields["tokenizer.ggml.token_type"]
-    merges = [
-        (token[:cut], token[cut:])
+    # The order of equal scores is that of the originals, which Transformers made.
+    ranks = sorted(
+        (-scores[number], number, vocabulary[token[:cut]], vocabulary[token[cut:]])
         for token, number in vocabulary.items()
         for cut in range(1, len(token))
         if kinds[number] == NORMAL and token[:cut] in vocabulary and token[cut:] in vocabulary
-    ]
-    # Transformers, which made the originals, also merges longer tokens first.
-    merges.sort(key=lambda pair: (-scores[vocabulary["".join(pair)]], -len(pair[0]), -len(pair[1])))
+    )
+    merges = [(tokens[left], tokens[right]) for *_, left, right in ranks]
     unknown = tokens[fields.get("tokenizer.ggml.unknown_token_id", 0)]
     model = BPE(
         vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True

@@ -101,7 +101,6 @@ def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Ten
     rows = logits[index]
     best = rows.argmax(-1, keepdim=True)
     _add_biases(rows, shapings)
-    _ban(rows, shapings)
     _penalise(rows, shapings)
     # The logit becomes 0, so that even logits that are all -inf give a distribution.
     is_dead = rows.amax(-1, keepdim=True) == -torch.inf
@@ -110,41 +109,30 @@ def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Ten
 
 
 def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
+    """A banned token has the bias -inf."""
     biases = [
         (row, token, bias)
         for row, one in enumerate(shapings)
-        for token, bias in one.sampling.logit_bias
+        for token, bias in (*one.sampling.logit_bias, *_bans(one))
         if token < rows.shape[-1]
     ]
     if biases:
-        index, tokens, values = zip(*biases, strict=True)
-        added = torch.tensor(values, dtype=rows.dtype, device=rows.device)
-        rows.index_put_(_coordinates(rows, index, tokens), added, accumulate=True)
+        index, tokens, values = (
+            torch.tensor(part, device=rows.device) for part in zip(*biases, strict=True)
+        )
+        rows.index_put_((index, tokens), values.to(rows.dtype), accumulate=True)
 
 
-def _ban(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
-    bans = [
-        (row, token)
-        for row, one in enumerate(shapings)
-        for token in _banned_tokens(one)
-        if token < rows.shape[-1]
-    ]
-    if bans:
-        index, tokens = zip(*bans, strict=True)
-        nothing = torch.tensor(-torch.inf, dtype=rows.dtype, device=rows.device)
-        rows.index_put_(_coordinates(rows, index, tokens), nothing)
-
-
-def _banned_tokens(one: Shaping) -> Iterator[int]:
+def _bans(one: Shaping) -> Iterator[tuple[int, float]]:
     sampling, history = one.sampling, one.history
     num_generated = len(history) + len(one.drafts) - history.num_prompt
     if num_generated < sampling.min_tokens:
-        yield from sampling.end_tokens
+        yield from ((token, -torch.inf) for token in sampling.end_tokens)
     longest = max((len(word) for word in sampling.bad_words), default=1)
     before = (*history.tail(longest - 1), *one.drafts)
     for *start, last in sampling.bad_words:
         if before[len(before) - len(start) :] == tuple(start):
-            yield last
+            yield last, -torch.inf
 
 
 def _penalise(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
@@ -174,10 +162,3 @@ def _penalties(one: Shaping, row: int, vocab_size: int) -> tuple[npt.NDArray[Any
     factors = np.full(len(tokens), sampling.repetition_penalty, np.float32)
     taken_off = sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
     return row * vocab_size + tokens, factors, taken_off.astype(np.float32)
-
-
-def _coordinates(
-    rows: torch.Tensor, index: Sequence[int], tokens: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    device = rows.device
-    return torch.tensor(index, device=device), torch.tensor(tokens, device=device)

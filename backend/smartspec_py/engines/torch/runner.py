@@ -157,17 +157,9 @@ class CausalRunner(Runner):
     def _run(self, packed: PackedBatch) -> PassOutput:
         """Run the model on tokens that are on the device, without waiting for the result. States
         for every token are in the order of the packed tokens."""
-        config = self.config
-        self.cache.slots = packed.slots
-        logits, hidden = self._model_pass(packed)
-        logits = logits[:, : config.vocab_size].float()
-        gives_states = config.gives_hidden or config.state_layers
-        return PassOutput(logits, hidden if gives_states else None)
-
-    def _model_pass(self, packed: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of the wanted tokens, and states as in `PassOutput`; None unless needed."""
         layers = self.config.state_layers
         gives_hidden = self.config.gives_hidden or bool(layers)
+        self.cache.slots = packed.slots
         out = self._model(
             input_ids=packed.token_ids,
             position_ids=packed.positions,
@@ -177,12 +169,13 @@ class CausalRunner(Runner):
             attention=PassAttention(packed, self.cache),
             output_hidden_states=gives_hidden,
         )
+        logits = out.logits[0, :, : self.config.vocab_size].float()
         if not gives_hidden:
-            return out.logits[0], None
+            return PassOutput(logits)
         states = out.hidden_states  # the input of each layer, and the last one after the norm
         if layers:
-            return out.logits[0], torch.cat([states[i][0] for i in layers], -1)
-        return out.logits[0], states[-1][0, packed.wanted]
+            return PassOutput(logits, torch.cat([states[i][0] for i in layers], -1))
+        return PassOutput(logits, states[-1][0, packed.wanted])
 
     @property
     def bytes_per_token(self) -> int:

@@ -90,15 +90,11 @@ class TrtllmTarget(ExecutorModel):
             exclude_input_from_output=True, return_generation_logits=True
         )
         self._num_logits = num_logits or capabilities.vocab_size
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self._held: dict[SequenceId, _Sequence] = {}
         self._in_flight: dict[SequenceId, _InFlight] = {}
         self._sequence_of: dict[int, SequenceId] = {}
         self._refused: list[Event] = []
-
-    @property
-    def capabilities(self) -> TargetCapabilities:
-        return self._capabilities
 
     def begin(
         self,
@@ -135,7 +131,7 @@ class TrtllmTarget(ExecutorModel):
         held = self._held[work.sequence]
         assert work.sequence not in self._in_flight, "a sequence has one piece of work at a time"
         assert not isinstance(work, Prefill) or list(work.tokens) == held.tokens, "whole prompts"
-        assert not isinstance(work, Verify) or self._capabilities.can_verify(held.sampling)
+        assert not isinstance(work, Verify) or self.capabilities.can_verify(held.sampling)
         try:
             return self._request(work, held)
         except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
@@ -223,7 +219,7 @@ class TrtllmTarget(ExecutorModel):
         if reason in (reasons.END_ID, reasons.STOP_WORDS):
             return FinishReason.STOP
         is_cut = reason == reasons.LENGTH and flight.num_emitted < flight.num_asked
-        is_full = result.is_final and len(state.tokens) >= self._capabilities.max_context_len
+        is_full = result.is_final and len(state.tokens) >= self.capabilities.max_context_len
         return FinishReason.LENGTH if is_cut or is_full else None
 
     def cancel(self, sequence: SequenceId) -> None:
