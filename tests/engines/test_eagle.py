@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from test_torch_engine import Driver
-from torch_models import MAX_DRAFT_LEN
+from torch_models import MAX_DRAFT_LEN, poll
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
@@ -443,8 +443,7 @@ def test_drafts_do_not_depend_on_the_steps_before(
     shared = [(7 * i) % VOCAB for i in range(12)]
     other = [(5 * i + 1) % VOCAB for i in range(12)]
     target.begin(99, other, 12, GREEDY)
-    target.submit([Prefill(99, tuple(other), 0, True)])
-    target.poll(0.0)
+    poll(target, Prefill(99, tuple(other), 0, True))
     target.release(99)
     todo = [[*other, 8], [*other, 9], [*shared, 1, 2], [*shared, 3], [*shared, 4, 4], shared]
     firsts, cached = {}, []
@@ -477,8 +476,7 @@ def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert proposer.num_available(0, tokens) == 0
     assert proposer.draft_lag(0, 9) == 8
     for work in (Prefill(0, tuple(tokens), 0, True), *[Decode(0, 1)] * 6):
-        target.submit([work])
-        (event,) = target.poll(0.0)
+        (event,) = poll(target, work)
         proposer.observe(0, 0, event.hidden)
         tokens += event.tokens
     assert len(tokens) == 16

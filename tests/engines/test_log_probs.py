@@ -5,19 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from torch_models import OPENVINO, VOCAB_SIZE, make_target
+from torch_models import OPENVINO, VOCAB_SIZE, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, TokenLogProb
-from smartspec_py.engines.base import Decode, Event, Prefill, Verify, Work
+from smartspec_py.engines.base import Decode, Event, Prefill, Verify
 from smartspec_py.engines.torch.target import TorchTarget
 
 SAMPLING = SamplingParams(log_probs=True, num_top_log_probs=3, prompt_log_probs=True)
 NUM_TOKENS = 12
-
-
-def poll(target: TorchTarget, *work: Work) -> list[Event]:
-    target.submit(work)
-    return target.poll(0.0)
 
 
 def of_prompt(target: TorchTarget, sequence: int, tokens: list[int], chunk: int) -> list[Event]:

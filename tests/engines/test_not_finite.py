@@ -12,10 +12,11 @@ from torch_models import (
     expected_text,
     make_model,
     make_runner,
+    poll,
 )
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import Prefill, TargetCapabilities, Verify, Work
 from smartspec_py.engines.torch.target import TorchTarget
 
 KIND = "llama, grouped keys"
@@ -33,11 +34,6 @@ def make_target(kind: str) -> TorchTarget:
     runner = make_runner(model, with_openvino=kind.startswith(OPENVINO))
     capabilities = TargetCapabilities(MAX_SEQUENCES, MAX_LEN, 6, 1, MAX_LEN, True, VOCAB_SIZE)
     return TorchTarget(runner, capabilities)
-
-
-def poll(target: TorchTarget, *work: Work) -> list[Event]:
-    target.submit(work)
-    return target.poll(0.0)
 
 
 @pytest.mark.parametrize("kind", [KIND, OPENVINO + KIND])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import make_proposer, make_target
+from torch_models import make_proposer, make_target, poll
 
 from smartspec_py.config import ConfigError, LimitsConfig, TorchEngineConfig
 from smartspec_py.core.types import SamplingParams, Verification
@@ -88,14 +88,12 @@ def test_distributions_of_drafts_move_to_the_target() -> None:
     sampling = SamplingParams(temperature=1.0, seed=5, verification=Verification.REJECTION)
     prompt = (3, 4, 5, 6)
     target.begin(1, prompt, len(prompt), sampling)
-    target.submit([Prefill(1, prompt, 0, is_last=True)])
-    [event] = target.poll(1.0)
+    [event] = poll(target, Prefill(1, prompt, 0, is_last=True))
     [draft] = proposer.propose([DraftTask(1, prompt + event.tokens, 4, 3, sampling)])
     probs = draft.probs.as_subclass(OnDraft)
     with pytest.raises(AssertionError, match="mixes two devices"):
         probs + 1
-    target.submit([Verify(1, draft.tokens, probs)])
-    [verified] = target.poll(1.0)
+    [verified] = poll(target, Verify(1, draft.tokens, probs))
     assert verified.num_drafted == 3
     assert 1 <= len(verified.tokens) <= 4
 

@@ -20,6 +20,7 @@ from torch_models import (
     expected_text,
     make_proposer,
     make_target,
+    poll,
 )
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -98,8 +99,7 @@ class Driver:
             if unread:
                 work.append(self.chunk(sequence, unread))
         self.rng.shuffle(work)
-        self.target.submit(work)
-        for event in self.target.poll(0.0):
+        for event in poll(self.target, *work):
             if event.num_drafted or event.hidden is not None:
                 self.proposer.observe(event.sequence, event.num_accepted, event.hidden)
             self.tokens[event.sequence].extend(event.tokens)
@@ -313,11 +313,10 @@ def write(
 ) -> tuple[int, list[int]]:
     """A sequence alone, without drafts: how many tokens it found cached, and its text."""
     num_cached = target.begin(sequence, tokens, len(tokens), sampling, reuses_prefix)
-    target.submit([Prefill(sequence, tuple(tokens[num_cached:]), num_cached, True)])
-    text = [*target.poll(0.0)[0].tokens]
+    prefill = Prefill(sequence, tuple(tokens[num_cached:]), num_cached, True)
+    text = [*poll(target, prefill)[0].tokens]
     while len(text) < num_tokens:
-        target.submit([Decode(sequence, 1)])
-        text += target.poll(0.0)[0].tokens
+        text += poll(target, Decode(sequence, 1))[0].tokens
     return num_cached, text
 
 

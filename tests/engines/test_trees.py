@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_rows, make_target
+from torch_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_rows, make_target, poll
 
 from smartspec_py.core.types import ROOT, SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Prefill, Verify, Work
@@ -74,11 +74,9 @@ def test_shape_of_a_tree() -> None:
 def plain_text(target: TorchTarget, prompt: list[int], sampling: SamplingParams) -> tuple:
     """Text, its log-probabilities, without drafts."""
     target.begin(99, prompt, len(prompt), sampling, reuses_prefix=False)
-    target.submit([Prefill(99, tuple(prompt), 0, True)])
-    events = target.poll(0.0)
+    events = poll(target, Prefill(99, tuple(prompt), 0, True))
     for _ in range(NUM_TOKENS + 8):
-        target.submit([Decode(99, 1)])
-        events += target.poll(0.0)
+        events += poll(target, Decode(99, 1))
     target.release(99)
     return (
         [token for event in events for token in event.tokens],
@@ -125,8 +123,7 @@ def test_texts_with_trees_are_those_without(kind: str) -> None:
     while len(done) < len(prompts):
         work = [work_of(number) for number in range(len(prompts)) if number not in done]
         rng.shuffle(work)
-        target.submit(work)
-        for event, one in zip(target.poll(0.0), work, strict=True):
+        for event, one in zip(poll(target, *work), work, strict=True):
             number = event.sequence
             texts[number] += event.tokens
             log_probs[number] += [one.log_prob for one in event.log_probs]
@@ -190,7 +187,6 @@ def test_a_tree_may_fill_the_row() -> None:
     target = make_target("llama")
     prompt = [5] * (MAX_LEN - 6)
     target.begin(1, prompt, len(prompt), SamplingParams())
-    target.submit([Prefill(1, tuple(prompt), 0, True)])
-    token = target.poll(0.0)[0].tokens[0]
-    target.submit([Verify(1, (1, 2, 3, 4, token), None, (ROOT, 0, ROOT, 1, ROOT))])
-    assert 1 <= len(target.poll(0.0)[0].tokens) <= 4
+    token = poll(target, Prefill(1, tuple(prompt), 0, True))[0].tokens[0]
+    [event] = poll(target, Verify(1, (1, 2, 3, 4, token), None, (ROOT, 0, ROOT, 1, ROOT)))
+    assert 1 <= len(event.tokens) <= 4

@@ -10,17 +10,15 @@ from typing import Any
 import torch
 from transformers import (
     Gemma2Config,
-    Gemma3TextConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
-    Starcoder2Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.base import Event, TargetCapabilities, Work
 from smartspec_py.engines.torch.cached_model import CachedModel
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
@@ -44,8 +42,6 @@ _COMMON: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 
-_GEMMA: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8}
-
 CONFIGS = {
     "llama": LlamaConfig(**_COMMON, num_key_value_heads=4),
     "llama, grouped keys": LlamaConfig(**_COMMON, num_key_value_heads=2),
@@ -53,30 +49,24 @@ CONFIGS = {
     "qwen3": Qwen3Config(**_COMMON, num_key_value_heads=2, head_dim=12),
     "gpt-neox": GPTNeoXConfig(**_COMMON),
 }
+_WINDOW: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 2,
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+}
 WINDOWED = {
     "mistral, window 11": MistralConfig(**_COMMON, num_key_value_heads=2, sliding_window=11),
-    "mistral, window of all": MistralConfig(**_COMMON, num_key_value_heads=2, sliding_window=96),
-    "qwen2, window 11 above": Qwen2Config(
-        **_COMMON,
-        num_key_value_heads=2,
-        use_sliding_window=True,
-        sliding_window=11,
-        max_window_layers=1,
-    ),
-    "qwen3, window 1": Qwen3Config(
-        **_COMMON,
-        num_key_value_heads=2,
-        head_dim=12,
-        use_sliding_window=True,
-        sliding_window=1,
-        max_window_layers=1,
-    ),
-    "starcoder2, window 11": Starcoder2Config(**_COMMON, num_key_value_heads=2, sliding_window=11),
+    "qwen2, window 11 above": Qwen2Config(**_WINDOW, sliding_window=11),
+    "qwen3, window 1": Qwen3Config(**_WINDOW, head_dim=12, sliding_window=1),
     "gemma2, window 11": Gemma2Config(
-        **_COMMON, **_GEMMA, sliding_window=11, attn_logit_softcapping=2.0
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=11,
+        attn_logit_softcapping=2.0,
     ),
-    "gemma2, window of all": Gemma2Config(**_COMMON, **_GEMMA, sliding_window=96),
-    "gemma3, window 11": Gemma3TextConfig(**_COMMON, **_GEMMA, sliding_window=11),
 }
 """Models whose layers, all or some, see the last positions alone. Gemma 2 caps scores as well: at
 2.0 few are below."""
@@ -126,6 +116,12 @@ def make_target(
         bytes_per_token=runner.bytes_per_token,
     )
     return TorchTarget(runner, capabilities, reuses_prefixes=reuses_prefixes)
+
+
+def poll(target: TorchTarget, *work: Work) -> list[Event]:
+    """The events of this work, which is one pass."""
+    target.submit(work)
+    return target.poll(0.0)
 
 
 def make_proposer(

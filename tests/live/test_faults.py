@@ -87,6 +87,7 @@ def serve(folder: Path, limits: dict[str, Any] | None = None, step_s: float = 0.
     command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--config", str(path)]
     command += ["--http-port", str(address.http_port), "--grpc-port", str(address.grpc_port)]
     command += ["--metrics-port", str(address.metrics_port), "--run-dir", str(folder / "run")]
+    command += ["--openai-port", str(free_address().http_port)]
     launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert launcher.stderr is not None
     seen = []

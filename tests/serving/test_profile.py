@@ -242,15 +242,9 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     from smartspec_py.engines.torch import build as build_torch
 
     kept = tmp_path / "profiles"
-    config = TorchEngineConfig(
-        model=str(PAIR / "target"),
-        draft=str(PAIR / "draft"),
-        dtype="float32",
-        device="cpu",
-        num_threads=1,
-        runtime="torch",
-        profile_cache=str(kept),
-    )
+    settings = {"dtype": "float32", "device": "cpu", "num_threads": 1, "runtime": "torch"}
+    settings |= {"model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
+    config = TorchEngineConfig.model_validate(settings | {"profile_cache": str(kept)})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     assert build_torch._device_name(torch.device("cuda")) == "NVIDIA H200"
     monkeypatch.setattr(build_torch, "_device_name", lambda device: "NVIDIA H200")
@@ -391,20 +385,15 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
 
 
 def test_fingerprint_tells_models_apart(tmp_path: Path) -> None:
-    def make(name: str, config: str, weights: dict[str, int]) -> str:
-        folder = tmp_path / name
+    """By the configuration, and by names and sizes of the weight files."""
+    found = []
+    for number, (config, file, size) in enumerate(
+        [("{}", "m", 8), ("{}", "m", 8), ('{"x": 1}', "m", 8), ("{}", "m", 9), ("{}", "n", 8)]
+    ):
+        folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "config.json").write_text(config)
-        for file, size in weights.items():
-            (folder / file).write_bytes(bytes(size))
-        return fingerprint(folder)
-
-    same = [make("a", "{}", {"m.safetensors": 8}), make("b", "{}", {"m.safetensors": 8})]
-    others = [
-        make("c", '{"x": 1}', {"m.safetensors": 8}),
-        make("d", "{}", {"m.safetensors": 9}),
-        make("e", "{}", {"n.safetensors": 8}),
-        make("f", "{}", {}),
-    ]
-    assert same[0] == same[1]
-    assert len({same[0], *others}) == 5
+        (folder / f"{file}.safetensors").write_bytes(bytes(size))
+        found.append(fingerprint(folder))
+    assert found[0] == found[1]
+    assert len(set(found)) == 4

@@ -15,6 +15,7 @@ that sum in different orders, so each kind of token is always computed by the sa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,6 +50,9 @@ GROUPS = (128, 64, 32)
 """With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
 these that divides the width of every product. One scale for a whole row would be less accurate.
 Weights of 4 bits have the same groups."""
+
+ALIGNMENT = 64
+"""Bytes of a line of the processor's caches."""
 
 NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
 
@@ -278,12 +282,13 @@ class BlockCache:
         self.num_blocks = config.num_rows * self._per_row
         num_heads, head_dim = key_shape(model.config)
         shape = ov.Shape([self.num_blocks, num_heads, BLOCK_LEN, head_dim])
-        self.tensors = {
-            name: ov.Tensor(compiled.input(name).element_type, shape)
-            for name in cache_names(len(model.model.layers))
-        }
-        for tensor in self.tensors.values():
-            _bytes(tensor)[...] = 0
+        self.tensors: dict[str, ov.Tensor] = {}
+        self._memory = []
+        for name in cache_names(len(model.model.layers)):
+            dtype = compiled.input(name).element_type
+            zeros = _zeros(math.prod(shape) * dtype.size)
+            self._memory.append(zeros)
+            self.tensors[name] = ov.Tensor(zeros, shape, dtype)
 
     def blocks(self, row: int, num_tokens: int) -> range:
         """The blocks of the row's first num_tokens tokens."""
@@ -302,6 +307,14 @@ class BlockCache:
         blocks = self.blocks(row, self._per_row * BLOCK_LEN)
         for tensor in self.tensors.values():
             _bytes(tensor)[blocks.start : blocks.stop] = 0
+
+
+def _zeros(num_bytes: int) -> Any:
+    """Bytes at an address that suits vector instructions. The system gives each page of them when
+    it is written, so unused rows take no memory."""
+    zeros = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+    first = -zeros.ctypes.data % ALIGNMENT
+    return zeros[first : first + num_bytes]
 
 
 def _bytes(tensor: ov.Tensor) -> Any:
