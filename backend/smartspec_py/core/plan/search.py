@@ -80,10 +80,11 @@ def _best_alone(problem: PlanProblem) -> Choice:
 
     It is faster than the general search. Planning time matters most in steps of one sequence.
     """
-    lengths = np.arange(problem.depth + 1)[:, None]
-    options = np.arange(len(problem.sequence_of))[:, None, None]
-    tokens, seconds = problem.expected(options, lengths)
-    scores = tokens / seconds
+    lengths = np.arange(problem.depth + 1)
+    seconds = problem.has_passes[:, None] * (lengths * problem.pass_s[1])
+    seconds[:, 1:] += problem.fixed_s[:, None]
+    seconds += problem.verify_s.take(lengths, mode="clip")
+    scores = (problem.gains + problem.held_tokens) / seconds
     if problem.limits_s is not None:
         is_met = problem.allowed_s >= seconds
         scores = np.where(is_met | ~is_met.any(), scores, IMPOSSIBLE)
