@@ -107,7 +107,7 @@ def test_an_environment_that_the_stub_cannot_import_from_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.prefix", "/home/josé/.venv")
-    with pytest.raises(LaunchError, match=r"josé/\.venv is not ASCII, .*: use a"):
+    with pytest.raises(LaunchError, match=r"josé/\.venv is not ASCII, .*: move"):
         files.find_installation()
 
 

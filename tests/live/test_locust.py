@@ -41,7 +41,7 @@ def locust(url: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_users_read_answers_as_they_come(narrow_server: TritonServer, tmp_path: Path) -> None:
     """24 tokens without drafts, a step each. A busy machine may deliver some tokens at once."""
     path = tmp_path / "r.jsonl"
-    options = ["--users=2", "--max-requests=6", "--max-tokens=24", "--policy=none"]
+    options = ["--users=1", "--max-requests=6", "--max-tokens=24", "--policy=none"]
     run = locust(narrow_server.address.http_url, "--workload=qa", *options, f"--jsonl={path}")
     assert run.returncode == 0, run.stderr
     summary = json.loads(run.stdout.splitlines()[-1])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor
 
 from smartspec_gateway.limits import MAX_ID_BYTES, Refused
 from smartspec_py.api.contract import INPUTS
@@ -68,19 +69,11 @@ def values_of(response: Any) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.datatype == "BYTES":
-            values[tensor.name] = _texts(raw)
+            texts = deserialize_bytes_tensor(raw)
+            values[tensor.name] = [text.decode("utf-8", "replace") for text in texts]
         else:
             values[tensor.name] = np.frombuffer(raw, NUMPY_TYPES[tensor.datatype]).tolist()
     return values
-
-
-def _texts(raw: bytes) -> list[str]:
-    texts, at = [], 0
-    while at < len(raw):
-        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
-        texts.append(raw[at + 4 : end].decode("utf-8", "replace"))
-        at = end
-    return texts
 
 
 def _document(body: bytes) -> dict[str, Any]:

@@ -80,14 +80,10 @@ def status_of(url: str) -> int | None:
 
 def free_address(host: str = "127.0.0.1") -> Address:
     """An address with three ports that are free now."""
-    sockets = [socket.socket() for _ in range(3)]
-    try:
-        for each in sockets:
+    with socket.socket() as http, socket.socket() as grpc, socket.socket() as metrics:
+        for each in (http, grpc, metrics):
             each.bind((host, 0))
-        return Address(host, *(each.getsockname()[1] for each in sockets))
-    finally:
-        for each in sockets:
-            each.close()
+        return Address(host, *(each.getsockname()[1] for each in (http, grpc, metrics)))
 
 
 def with_internal_ports(address: Address) -> Address:

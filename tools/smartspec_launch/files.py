@@ -128,15 +128,15 @@ def _wheel_installation(package: Path) -> Installation:
 
 
 def check_ascii(*paths: Path) -> None:
-    """Raises LaunchError for a path that the wheel's stub cannot open.
+    """Raises LaunchError for a folder that the wheel's stub cannot import from.
 
     The stub starts Python with an isolated configuration, which ignores LC_ALL and PYTHONUTF8.
     """
     for path in paths:
         if not str(path).isascii():
             raise LaunchError(
-                f"{path} is not ASCII, and the Python in Triton's stub cannot open such a path: "
-                "use a path with ASCII letters only"
+                f"{path} is not ASCII, and the Python in Triton's stub cannot import from such a "
+                "folder: move it to a path with ASCII letters only"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
 LOOK_S = 0.1
-READY_S = 1.0
+READY_S = 2.0
+"""Between two checks. MAX_MISSES checks take longer than the link needs to find the reason."""
+
 MAX_MISSES = 3
 """Failed readiness checks in a row before the server is stopped. One may fail on a busy server."""
 
@@ -103,22 +106,29 @@ def announce(server: TritonServer, console: Console, prompt: str = "Hello") -> N
 
 def watch(server: TritonServer, console: Console) -> int:
     """Wait until the server fails. Kill all its processes, print the reason and return 1."""
-    reason, num_misses, asked_s = None, 0, time.monotonic()
-    while reason is None:
-        reason = server.look(LOOK_S)
-        if reason is None and time.monotonic() - asked_s >= READY_S:
-            # Finds a process that hangs, and a Triton that has lost its model although the backend
-            # process is alive.
-            silence = server.silence()
-            num_misses = num_misses + 1 if silence else 0
-            reason = silence if num_misses == MAX_MISSES else None
-            asked_s = time.monotonic()
+    misses: list[str] = []
+    # In a thread, because a process that hangs lets each check wait for seconds.
+    threading.Thread(target=_check, args=(server, misses), daemon=True).start()
+    while (reason := server.look(LOOK_S)) is None and len(misses) < MAX_MISSES:
+        pass
     # Kill at once, without a drain. Clients then see that their streams have ended, and a
     # supervisor can restart the server.
     server.kill()
     # The reason comes last, where people look first.
+    reason = reason or misses[-1]
     console.print(f"{server.log_tail()}\n{reason}", markup=False, soft_wrap=True)
     return 1
+
+
+def _check(server: TritonServer, misses: list[str]) -> None:
+    """Check all processes again and again, and keep what did not answer in a row. This finds one
+    that hangs, and a Triton that has lost its model although the backend process is alive."""
+    while len(misses) < MAX_MISSES:
+        time.sleep(READY_S)
+        if silence := server.silence():
+            misses.append(silence)
+        else:
+            misses.clear()
 
 
 @contextmanager

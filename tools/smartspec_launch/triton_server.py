@@ -19,14 +19,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from smartspec_launch.address import LOOPBACK, Address, status_of, with_internal_ports
+from smartspec_launch.ascii_paths import AsciiPaths
 from smartspec_launch.files import (
     PACKAGE_FOLDER,
     Installation,
-    check_ascii,
     find_installation,
     lock_run_dir,
     usable,
@@ -123,17 +122,13 @@ class TritonServer:
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._link: LauncherEnd
         self._lock = -1
+        self._ascii_paths = AsciiPaths()
 
     def __enter__(self) -> TritonServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -150,12 +145,12 @@ class TritonServer:
         assert self._process is None, "a TritonServer is started once"
         installation = find_installation()
         run_dir = self._run_dir.absolute()
-        if installation.stub is not None:
-            check_ascii(run_dir, *map(Path, self._config.engine.paths().values()))
         with usable(run_dir):
             self._lock = lock_run_dir(run_dir)
+            run_dir = self._ascii_paths.of(run_dir, "run")
+            config = self._ascii_paths.of_config(self._config)
             backends = write_backends(run_dir, installation, self._backend_folder)
-            models = write_repository(run_dir, self._config, self._aliases)
+            models = write_repository(run_dir, config, self._aliases)
             log = self.log_path.open("wb")
         command = server_command(installation, backends, models, self.address)
         command += [f"--load-model={alias}" for alias in self._aliases]
@@ -180,7 +175,10 @@ class TritonServer:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What a server that is ready serves; see `Beat.facts`."""
-        return {} if self._link.beat is None else self._link.beat.facts
+        facts = {} if self._link.beat is None else dict(self._link.beat.facts)
+        if "model" in facts:  # the backend may know a link of `AsciiPaths`
+            facts["model"] = Path(self._config.engine.paths()["model"]).name
+        return facts
 
     @property
     def context_len(self) -> int:
@@ -241,10 +239,10 @@ class TritonServer:
             if code is not None:
                 self._link.look(0.0)
                 news = self._link.news
+                error = self._ascii_paths.restored(news.error)
                 if news.is_refusal:
-                    raise ModelRefusedError(news.error)
-                log = self.log_tail()
-                raise TritonServerError(f"{self.end_message(code)}\n{log}\n{news.error}")
+                    raise ModelRefusedError(error)
+                raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}\n{error}")
             if time.monotonic() > deadline:
                 raise TritonServerError(
                     f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s: "
@@ -316,6 +314,7 @@ class TritonServer:
         self._link.wait_gone(GONE_S)
         self._link.close()
         remove_shared_memory(self._shm_prefix)
+        self._ascii_paths.close()
         os.close(self._lock)
         self._is_stopped = True
 

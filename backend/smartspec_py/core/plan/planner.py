@@ -129,9 +129,10 @@ def plan(
     if all(length == 0 for length in lengths):
         return without_drafts(views, cost, settings)
     problem = choice = None
+    searched = [view.policy if k is None else "" for view, k in zip(views, lengths, strict=True)]
     for policy, search in SEARCHES.items():
-        is_open = [k is None and v.policy == policy for k, v in zip(lengths, views, strict=True)]
-        if any(is_open):
+        if policy in searched:
+            is_open = [name == policy for name in searched]
             given = [None if o else k or 0 for o, k in zip(is_open, lengths, strict=True)]
             problem = _problem_of(views, cost, settings, () if all(is_open) else given)
             choice = search(problem)

@@ -184,9 +184,11 @@ def problem_of(
     sequence_of = np.repeat(np.arange(batch_size), num_options)
     max_list, probs, lags, has_passes, drafts_s, *_ = zip(*options, strict=True)
     max_lens, min_lens = np.array(max_list), np.zeros(len(options), dtype=np.int64)
-    for option, length in zip(first_options, given, strict=False):
-        if length is not None:
-            min_lens[option] = max_lens[option] = min(max_list[option], length)
+    if given:
+        lengths = np.array([-1 if k is None else k for k in given])
+        rows = first_options[lengths >= 0]
+        max_lens[rows] = np.minimum(max_lens[rows], lengths[lengths >= 0])
+        min_lens[rows] = max_lens[rows]
     most = int(np.maximum.reduceat(max_lens, first_options).sum())
     num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
     survivals = _survivals(probs, max_lens.tolist())

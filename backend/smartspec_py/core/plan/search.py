@@ -80,10 +80,11 @@ def _best_alone(problem: PlanProblem) -> Choice:
 
     It is faster than the general search. Planning time matters most in steps of one sequence.
     """
-    lengths = np.arange(problem.depth + 1)[:, None]
-    options = np.arange(len(problem.sequence_of))[:, None, None]
-    tokens, seconds = problem.expected(options, lengths)
-    scores = tokens / seconds
+    lengths = np.arange(problem.depth + 1)
+    seconds = problem.has_passes[:, None] * (lengths * problem.pass_s[1])
+    seconds[:, 1:] += problem.fixed_s[:, None]
+    seconds += problem.verify_s.take(lengths, mode="clip")
+    scores = (problem.gains + problem.held_tokens) / seconds
     if problem.limits_s is not None:
         is_met = problem.allowed_s >= seconds
         scores = np.where(is_met | ~is_met.any(), scores, IMPOSSIBLE)
@@ -129,8 +130,9 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
     second. Each sequence has one option."""
     # Flattened by position, then sequence. The stable sort keeps this order among equal values, and
     # it is faster on input in this order.
-    is_given = np.arange(problem.depth) < problem.min_lens[:, None]
-    worth = np.where(is_given, np.inf, _net_worth(problem))
+    worth, has_given = _net_worth(problem), problem.min_lens.any()
+    if has_given:
+        worth = np.where(np.arange(problem.depth) < problem.min_lens[:, None], np.inf, worth)
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(problem.max_lens.sum())]
     positions, sequences = np.divmod(slots, problem.num_sequences)
     passes = (positions + 1) * problem.has_passes[sequences]  # 0: no draft pass
@@ -151,9 +153,10 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
     seconds += problem.verify_s[np.add.accumulate(counts, axis=0)]
     tokens = np.add.accumulate(summed(problem.survivals[sequences, positions]), axis=0)
     scores = (tokens + problem.held_tokens) / seconds
-    # Given draft lengths come first in the ranking, and their passes run.
-    scores[:, : int(problem.min_lens.sum())] = IMPOSSIBLE
-    scores[: int((problem.min_lens * problem.has_passes).max())] = IMPOSSIBLE
+    if has_given:
+        # Given draft lengths come first in the ranking, and their passes run.
+        scores[:, : int(problem.min_lens.sum())] = IMPOSSIBLE
+        scores[: int((problem.min_lens * problem.has_passes).max())] = IMPOSSIBLE
     best_depth, cut = divmod(int(scores.argmax()), num_slots + 1)
     taken = sequences[:cut][passes[:cut] <= best_depth]
     lengths = np.bincount(taken, minlength=problem.num_sequences)

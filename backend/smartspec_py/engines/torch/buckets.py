@@ -5,16 +5,16 @@ row, and C keys per row. Token j of row r has index r * T + j. A row with fewer 
 with padding tokens. A padding token has position 0, writes its keys to the scratch slot after the
 last row, and its logits are not used. So padding changes nothing that another pass can read.
 
-This file only computes layouts as lists of numbers. It uses no device.
+This file only computes layouts. It uses no device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
 from smartspec_py.engines.torch.tree import chain, visibility
@@ -80,38 +80,33 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
     return (*sizes, last)
 
 
-class PaddedPass(NamedTuple):
-    """token_ids, positions, slots: [R * T]. seen: [R * T]; bit i of a token is set if it sees new
-    token i of its row. wanted: indices of the tokens whose logits are needed, in the order of the
-    inputs."""
-
-    token_ids: list[int]
-    positions: list[int]
-    slots: list[int]
-    seen: list[int]
-    wanted: list[int]
+NUM_INPUTS = 5
+"""Numbers per token of a padded pass, see `lay_out`."""
 
 
 def lay_out(
     inputs: Sequence[RowInput], bucket: Bucket, max_len: int, scratch_slot: int
-) -> PaddedPass:
+) -> tuple[NDArray[np.int64], int]:
     """Place the inputs in their bucket; without inputs, the pass has only padding.
 
-    Slots are numbered row by row, with max_len slots per row.
+    Returns [NUM_INPUTS, R * T] and the number n of wanted tokens. The lines are token ids;
+    positions; slots, numbered row by row with max_len slots per row; `seen`, in which bit i of a
+    token is set if it sees new token i of its row; and `wanted`, whose first n entries are the
+    indices of the tokens whose logits are needed, in the order of the inputs.
     """
-    token_ids = [0] * bucket.num_tokens
-    positions = [0] * bucket.num_tokens
-    slots = [scratch_slot] * bucket.num_tokens
-    seen = [1] * bucket.num_tokens
-    wanted: list[int] = []
+    made = np.zeros((NUM_INPUTS, bucket.num_tokens), np.int64)
+    token_ids, positions, slots, seen, wanted = made
+    slots[:], seen[:] = scratch_slot, 1
+    num_wanted = 0
     for item in inputs:
         num_tokens = len(item.tokens)
-        first = item.row * bucket.width
-        slot = item.row * max_len + item.position
-        token_ids[first : first + num_tokens] = item.tokens
-        positions[first : first + num_tokens] = item.positions
-        slots[first : first + num_tokens] = range(slot, slot + num_tokens)
+        first, slot = item.row * bucket.width, item.row * max_len + item.position
+        own = slice(first, first + num_tokens)
+        token_ids[own], positions[own] = item.tokens, item.positions
+        slots[own] = range(slot, slot + num_tokens)
         is_seen = visibility(item.parents or chain(num_tokens - 1))
-        seen[first : first + num_tokens] = (is_seen @ (1 << np.arange(num_tokens))).tolist()
-        wanted += range(first + num_tokens - item.num_logits, first + num_tokens)
-    return PaddedPass(token_ids, positions, slots, seen, wanted)
+        seen[own] = is_seen @ (1 << np.arange(num_tokens))
+        last = num_wanted + item.num_logits
+        wanted[num_wanted:last] = range(first + num_tokens - item.num_logits, first + num_tokens)
+        num_wanted = last
+    return made, num_wanted

@@ -34,15 +34,11 @@ from typing import Any
 
 import torch
 
-from smartspec_py.engines.torch.buckets import Bucket, bucket_of, lay_out, make_buckets
+from smartspec_py.engines.torch.buckets import NUM_INPUTS, Bucket, bucket_of, lay_out, make_buckets
 from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, attention_mask
 from smartspec_py.engines.torch.runner import CausalRunner, PassOutput, RunnerConfig
 
 logger = logging.getLogger(__name__)
-
-NUM_INPUTS = 5
-"""Staged numbers per token: its id, its position, its slot, the tokens that it sees, and one entry
-of `wanted`."""
 
 NUM_WARM_UPS = 3
 """Passes before a capture, as in PyTorch's example. In these, libraries choose kernels and allocate
@@ -153,13 +149,12 @@ class GraphRunner(CausalRunner):
 
     def _stage(self, inputs: Sequence[RowInput], bucket: Bucket) -> torch.Tensor:
         """Copy a pass to the static buffer in one transfer. Returns its wanted tokens there."""
-        laid_out = lay_out(inputs, bucket, self.config.max_len, self.cache.scratch_slot)
-        num_wanted = len(laid_out.wanted)
-        unused = [0] * (bucket.num_tokens - num_wanted)
-        static = self._static_inputs(bucket)
-        # Pinned memory for a GPU. PyTorch reuses it only after the copies from it are done.
-        values, is_gpu = [*laid_out[:-1], laid_out.wanted + unused], self._pool is not None
-        host = torch.tensor(values, dtype=torch.long, pin_memory=is_gpu)
+        config, static = self.config, self._static_inputs(bucket)
+        made, num_wanted = lay_out(inputs, bucket, config.max_len, self.cache.scratch_slot)
+        host = torch.from_numpy(made)
+        if self._pool is not None:
+            # PyTorch reuses pinned memory only after the copies from it are done.
+            host = host.pin_memory()
         static.copy_(host, non_blocking=True)
         return static[-1, :num_wanted]
 
