@@ -31,10 +31,10 @@ PROFILE_VERSION = 8
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
-ENOUGH_S = 0.2
+ENOUGH_S = 0.1
 """A pass that was timed for so many seconds, and twice, is not timed again: chance matters less."""
 
-LONG_S = 0.3
+LONG_S = 0.2
 """If a pass takes longer, passes over more tokens of as many rows are not timed. The table goes on
 with the last slope: such passes are limited by arithmetic, so each token costs the same."""
 

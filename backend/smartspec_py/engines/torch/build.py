@@ -63,7 +63,7 @@ from smartspec_py.engines.torch.runner import (
     load_runner,
 )
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.engines.torch.threads import set_fastest, thread_counts
+from smartspec_py.engines.torch.threads import TRIED_PASS, set_fastest, thread_counts
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig, TorchEngineConfig
@@ -320,7 +320,7 @@ def _runner(
             runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
             runner = load_runner(replace(own, weights="stored"), runner_class)
             if counts:
-                set_fastest(counts, partial(runner.time_pass, 1, 1, 0))
+                set_fastest(counts, partial(runner.time_pass, *TRIED_PASS))
     logger.info("loaded %s", key)
     runner.warm(max_width)
     return runner

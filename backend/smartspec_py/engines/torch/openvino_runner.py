@@ -43,7 +43,7 @@ from smartspec_py.engines.torch.runner import (
     key_shape,
     load_config,
 )
-from smartspec_py.engines.torch.threads import set_fastest
+from smartspec_py.engines.torch.threads import TRIED_PASS, set_fastest
 from smartspec_py.engines.torch.weights import FileWeights, Weights
 
 GROUPS = (128, 64, 32)
@@ -265,7 +265,7 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
             if count not in tried:
                 tried.clear()
                 tried[count] = OpenVinoRunner(model, replace(config, num_rows=1), weights)
-            return tried[count].time_pass(1, 1, 0)
+            return tried[count].time_pass(*TRIED_PASS)
 
         set_fastest(counts, pass_s)
         tried.clear()

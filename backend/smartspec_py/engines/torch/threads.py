@@ -20,6 +20,10 @@ MIN_GAIN = 0.9
 
 NUM_PASSES = 5
 
+TRIED_PASS = (1, 8, 0)
+"""Rows, tokens per row and context of the timed pass. One token would say too little: with 8-bit
+weights one thread reads them almost as fast as two, and takes twice as long for 8 tokens."""
+
 
 def thread_counts(configured: int) -> tuple[int, ...]:
     """The numbers to try, ascending. configured: 0 leaves the number open."""
