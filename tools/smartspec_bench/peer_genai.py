@@ -59,6 +59,9 @@ class Pipeline:
             config.num_assistant_tokens = self._k
         inputs = self._tokenizer.encode(prompt).input_ids
         handle = self._pipeline.add_request(next(self._ids), inputs, config)
+        # `read_all` would wait with Python's lock, which the thread of the steps needs.
+        while handle.get_status() == self._genai.GenerationStatus.RUNNING:
+            time.sleep(IDLE_S)
         tokens = list(handle.read_all()[0].generated_ids)
         return str(self._tokenizer.decode(tokens)), len(tokens)
 
