@@ -76,7 +76,9 @@ class Triton:
         await self._channel.close()
 
     def _error(self, error: grpc.aio.AioRpcError) -> TritonError:
-        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+        # The model's own errors may come while the channel connects again.
+        is_lost = self._channel.get_state() is not grpc.ChannelConnectivity.READY
+        if is_lost and error.code() is grpc.StatusCode.UNAVAILABLE:
             message = "Triton ended the connection or does not answer: send the request again later"
             return TritonError(503, message, is_broken=True)
         return TritonError(STATUSES.get(error.code(), 500), error.details() or error.code().name)
