@@ -86,7 +86,9 @@ class ModelError(ValueError):
 def check_files(name: str, folder: Path) -> None:
     """Raise ModelError unless the directory has a configuration and complete weights."""
     if not folder.is_dir():
-        raise ModelError(f"{name} is not a directory: give a local Hugging Face model directory")
+        raise ModelError(
+            f"{name} is not a directory: give a local Hugging Face model directory, or a GGUF file"
+        )
     check_model(name, folder)
     if (index := read_json(name, folder, INDEX)) is not None:
         source = Path(index["file"])
