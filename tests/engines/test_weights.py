@@ -87,6 +87,21 @@ def test_files_give_what_the_model_in_memory_gives(tmp_path: Path, form: str) ->
     assert torch.equal(runner.forward(PROMPT).logits, expected)
 
 
+def test_threads_are_tried_with_fewer_layers_than_an_eagle_head_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_runner, "TRIED_BYTES", 1)
+    make_model("llama").save_pretrained(tmp_path)
+    before = torch.get_num_threads()
+    try:
+        config = replace(CONFIG, path=tmp_path, state_layers=(0, 1))
+        hidden = load_openvino_runner(config, (1, 2)).forward(PROMPT).hidden
+    finally:
+        torch.set_num_threads(before)
+    assert hidden is not None
+    assert hidden.shape == (3, 2 * 32)
+
+
 def test_wrong_weights_are_refused(tmp_path: Path) -> None:
     make_model("llama").save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
