@@ -30,6 +30,7 @@ from smartspec_py.engines.torch.eagle import (
 )
 from smartspec_py.engines.torch.eagle_proposer import EagleProposer
 from smartspec_py.engines.torch.graphs import GraphRunner
+from smartspec_py.engines.torch.openvino_eagle import OpenVinoEagleRunner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import (
     Runner,
@@ -194,17 +195,19 @@ def own(folder: Path, config: LlamaConfig = TARGET) -> RunnerConfig:
     return RunnerConfig(path, CPU, torch.float32, num_rows=3, max_len=64, vocab_size=VOCAB)
 
 
-def loaded(folder: Path, document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> EagleRunner:
-    head, config = write(folder, document, tensors), own(folder)
+RUNNERS = [EagleRunner, OpenVinoEagleRunner]
+
+
+def runner_of(head: Path, config: RunnerConfig, kind: type[Runner] = EagleRunner) -> Runner:
     assert is_eagle(head)
-    return load_eagle(head, read_config(head, load_config(config)), config)
+    return kind(load_eagle(head, read_config(head, load_config(config)), config), config)  # type: ignore[call-arg, arg-type]
 
 
 TOKENS = {2: [5, 9, 33, 0, 12, 7, 30, 3, 1], 0: [8, 8, 35, 21]}
 """By row: tokens that have a state before them."""
 
 
-def compare(runner: EagleRunner, reference: Reference, first: int = 1) -> None:
+def compare(runner: Runner, reference: Reference, first: int = 1) -> None:
     """Two rows read their tokens, one of them in two passes, and then two drafts each."""
     torch.manual_seed(2)
     states = {row: torch.randn(len(tokens), 3 * OF_TARGET) for row, tokens in TOKENS.items()}
@@ -229,44 +232,50 @@ def compare(runner: EagleRunner, reference: Reference, first: int = 1) -> None:
         assert int(logits.isfinite().sum()) == 3 * DRAFTED
 
 
+@pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize("first", [1, 7])
-def test_the_eagle_layout(tmp_path: Path, first: int) -> None:
+def test_the_eagle_layout(tmp_path: Path, first: int, kind: type[Runner]) -> None:
     """first: the row begins later if earlier states are unknown. Rotations are relative."""
     tensors = weights("midlayer")
-    compare(loaded(tmp_path, EAGLE, tensors), Reference(tensors, "midlayer"), first)
+    runner = runner_of(write(tmp_path, EAGLE, tensors), own(tmp_path), kind)
+    compare(runner, Reference(tensors, "midlayer"), first)
 
 
+@pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize(
     "flags", [(), ("norm_before_residual",), FLAGS[:2], ("fc_norm", "norm_output")], ids=str
 )
-def test_the_speculators_layout(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_the_speculators_layout(tmp_path: Path, flags: tuple[str, ...], kind: type[Runner]) -> None:
     tensors = weights("layers.0", *flags)
-    document = SPECULATORS | dict.fromkeys(flags, True)
-    compare(loaded(tmp_path, document, tensors), Reference(tensors, "layers.0", *flags))
+    head = write(tmp_path, SPECULATORS | dict.fromkeys(flags, True), tensors)
+    compare(runner_of(head, own(tmp_path), kind), Reference(tensors, "layers.0", *flags))
 
 
-def test_a_head_that_shares_embedding_and_lm_head(tmp_path: Path) -> None:
-    """All tokens of the target, and its hidden size."""
+@pytest.mark.parametrize("num_drafted", [DRAFTED, ROWS])
+def test_a_head_that_shares_embedding_and_lm_head(tmp_path: Path, num_drafted: int) -> None:
+    """The target's hidden size. The LM head is the target's rows of the head's tokens."""
     config = LlamaConfig(**TARGET.to_dict() | {"hidden_size": HIDDEN})
     tensors = weights("midlayer")
-    for name in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d"):
+    shared = ("embed_tokens.weight", "lm_head.weight", *(("d2t", "t2d") * (num_drafted == ROWS)))
+    for name in shared:
         del tensors[name]
     tensors["fc.weight"] = tensors["fc.weight"][:, : 3 * HIDDEN].clone()
-    head, ours = write(tmp_path, EAGLE | {"draft_vocab_size": ROWS}, tensors), own(tmp_path, config)
-    runner = load_eagle(head, read_config(head, load_config(ours)), ours)
+    document, ours = EAGLE | {"draft_vocab_size": num_drafted}, own(tmp_path, config)
+    runner = runner_of(write(tmp_path, document, tensors), ours)
     target = LlamaForCausalLM.from_pretrained(ours.path)
     reference = Reference(
         tensors
         | {
             "embed_tokens.weight": target.model.embed_tokens.weight.detach(),
-            "lm_head.weight": target.lm_head.weight.detach(),
+            "lm_head.weight": target.lm_head.weight.detach()[:: ROWS // num_drafted][:num_drafted],
         },
         "midlayer",
     )
     states = torch.randn(4, 3 * HIDDEN)
     found = runner.forward([HeadInput(0, 1, TOKENS[0], 1, first=1, states=states)]).logits
     expected = reference.chain(TOKENS[0], states, [])
-    torch.testing.assert_close(found, expected[:, :VOCAB], atol=1e-4, rtol=1e-4)
+    step = ROWS // num_drafted
+    torch.testing.assert_close(found[:, ::step], expected[:, :VOCAB], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +338,7 @@ GOOD = weights("midlayer")
 )
 def test_refused_weights(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        loaded(tmp_path, EAGLE, tensors)
+        runner_of(write(tmp_path, EAGLE, tensors), own(tmp_path))
 
 
 def test_folders_without_an_eagle_head(tmp_path: Path) -> None:
@@ -436,7 +445,8 @@ def test_drafts_do_not_depend_on_the_steps_before(
     the first two in that of the target only."""
     tensors = weights("midlayer")
     head, config = write(tmp_path, EAGLE, tensors), own(tmp_path)
-    runner = load_eagle(head, read_config(head, load_config(config)), config)
+    kind = OpenVinoEagleRunner if load is with_openvino else EagleRunner
+    runner = runner_of(head, config, kind)
     target = target_of(replace(config, state_layers=(2, 3, 4)), load)
     proposer = EagleProposer(runner, 3, MAX_DRAFT_LEN)
     driver = EagleDriver(target, proposer, Reference(tensors, "midlayer"), config.path)
@@ -467,7 +477,7 @@ def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(eagle_proposer, "KEPT_STATES", 4)
     tensors = weights("midlayer")
     head, config = write(tmp_path, EAGLE, tensors), own(tmp_path)
-    runner = load_eagle(head, read_config(head, load_config(config)), config)
+    runner = runner_of(head, config)
     target = target_of(replace(config, state_layers=(2, 3, 4)), load_runner)
     proposer = EagleProposer(runner, 3, MAX_DRAFT_LEN)
     driver = EagleDriver(target, proposer, Reference(tensors, "midlayer"), config.path)

@@ -43,6 +43,8 @@ from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.eagle import (
     EagleConfig,
+    EagleHead,
+    EagleRunner,
     is_eagle,
     load_eagle,
     read_config,
@@ -128,7 +130,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     target = _target(setup)
     runner, num_threads = target.runner, torch.get_num_threads()
     setup = replace(setup, own=replace(own, weights=runner.config.weights))
-    proposer = _proposer(setup)
+    proposer = _proposer(setup, on_openvino=not isinstance(runner, CausalRunner))
     runners = [runner] + ([proposer.runner] if proposer else [])
     if not any(isinstance(one, CausalRunner) for one in runners):
         # PyTorch then runs only small operators. Its worker threads would spin on the cores that
@@ -206,13 +208,14 @@ def _target(setup: _Setup) -> TorchTarget:
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
-def _proposer(setup: _Setup) -> DraftModelProposer | None:
-    """The draft model or EAGLE head; None without either."""
+def _proposer(setup: _Setup, on_openvino: bool) -> DraftModelProposer | None:
+    """The draft model or EAGLE head; None without either. on_openvino: whether the target is, and
+    so an EAGLE head."""
     own, limits, places = setup.own, setup.limits, setup.places
     num_rows, longest, reuses = limits.max_sequences, limits.max_draft_len, limits.reuse_prefixes
     if setup.head_folder is not None and isinstance(setup.heads, EagleConfig):
         with _named("engine.heads"):
-            head = load_eagle(setup.head_folder, setup.heads, own)
+            head = _eagle_runner(load_eagle(setup.head_folder, setup.heads, own), own, on_openvino)
         return EagleProposer(head, num_rows, longest, reuses_prefixes=reuses)
     if setup.draft is None:
         return None
@@ -228,6 +231,14 @@ def _proposer(setup: _Setup) -> DraftModelProposer | None:
         max_context_len=own.max_len,
         has_own_memory=places.draft != places.target,
     )
+
+
+def _eagle_runner(head: EagleHead, own: RunnerConfig, on_openvino: bool) -> Runner:
+    if not on_openvino:
+        return EagleRunner(head, own)
+    from smartspec_py.engines.torch.openvino_eagle import OpenVinoEagleRunner
+
+    return OpenVinoEagleRunner(head, own)
 
 
 def _proposers(

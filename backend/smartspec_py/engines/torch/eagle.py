@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -156,14 +157,19 @@ class EagleHead(torch.nn.Module):
     def __init__(self, weights: Any, config: EagleConfig, token_ids: torch.Tensor | None) -> None:
         """weights: a result of `_module` with its weights."""
         super().__init__()
-        self.config, self._of, self.token_ids = config.layer, config, token_ids
+        self.config, self.of, self.token_ids = config.layer, config, token_ids
         self.parts, self._rotary = weights, LlamaRotaryEmbedding(config.layer)
+
+    @property
+    def model(self) -> Any:
+        """The layers and their rotation, as Transformers' models have them."""
+        return SimpleNamespace(layers=self.parts.layers, rotary_emb=self._rotary)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states [N, width of all layers] -> [N, hidden_size]."""
-        if self._of.norm_before_fc:
+        if self.of.norm_before_fc:
             states = self.parts.input_norm(states)
-        if self._of.fc_norm:
+        if self.of.fc_norm:
             norms = self.parts.fc_norm
             pairs = zip(norms, states.chunk(len(norms), dim=-1), strict=True)
             states = torch.cat([norm(part) for norm, part in pairs], dim=-1)
@@ -186,14 +192,22 @@ class EagleHead(torch.nn.Module):
             past_key_values=cache,
             attention=PassAttention(packed, cache),
         )
-        residual = normed if self._of.norm_before_residual else states
+        residual = normed if self.of.norm_before_residual else states
         own = (residual + attended[0]).index_select(0, packed.wanted)
         own = own + layer.mlp(layer.post_attention_layernorm(own))
         normed = self.parts.norm(own)
-        return self.parts.lm_head(normed), normed if self._of.norm_output else own
+        return self.parts.lm_head(normed), normed if self.of.norm_output else own
+
+    def all_logits(self, drafted: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """Logits of the target's vocabulary. Tokens that the head lacks are never drafted."""
+        if self.token_ids is None:
+            return drafted
+        found = drafted.new_full((len(drafted), vocab_size), -torch.inf)
+        found[:, self.token_ids] = drafted
+        return found
 
 
-def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRunner:
+def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleHead:
     """Load the head of a target.
 
     own: how it is run; `path` is the directory of the target. Raises ModelError, which names what
@@ -208,7 +222,8 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRun
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(NOT_WEIGHTS)}
     for name, names in (("embed_tokens", EMBEDDING_NAMES), ("lm_head", LM_HEAD_NAMES)):
         if f"{name}.weight" not in weights:
-            weights[f"{name}.weight"] = target_tensor(folder, own.path, names, name)
+            of_target = target_tensor(folder, own.path, names, name)
+            weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
     module = _module(config, target)
     placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
     for name, tensor in placed.items():
@@ -226,7 +241,7 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRun
     module.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
     has_all = ids.tolist() == list(range(own.vocab_size))
     head = EagleHead(module, config, None if has_all else ids).to(own.device)
-    return EagleRunner(head.eval(), own)
+    return head.eval()
 
 
 def _token_ids(
@@ -279,22 +294,42 @@ def _module(config: EagleConfig, target: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HeadInput(RowInput):
-    """first: the row's first slot with a key. states: of the target, one per token, at the token
-    before it; None uses the state that the row's last pass returned."""
+    """states: of the target, one per token, at the token before it; None uses the state that the
+    row's last pass returned."""
 
-    first: int = 0
     states: torch.Tensor | None = None
 
 
+class OwnStates:
+    """The state that the head returned last, for each row."""
+
+    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
+        self._head = head
+        shape = config.num_rows, head.config.hidden_size
+        self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
+
+    def inputs(self, inputs: Sequence[RowInput]) -> torch.Tensor:
+        """One state per token, [N, hidden_size]. Either all inputs have states of the target or
+        none has."""
+        given = [one.states for one in inputs if isinstance(one, HeadInput)]
+        known = [states for states in given if states is not None]
+        if known:
+            assert len(known) == len(inputs), "only some inputs have states of the target"
+            return self._head.fuse(torch.cat(known).to(self._states))
+        return torch.cat([self._states[one.row].expand(len(one.tokens), -1) for one in inputs])
+
+    def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
+        """states: one for each wanted token, in the order of the inputs."""
+        rows = [one.row for one in inputs for _ in range(one.num_logits)]
+        self._states[rows] = states.to(self._states)
+
+
 class EagleRunner(CausalRunner):
-    """An EAGLE-3 head and its cache. In a pass, either all inputs have states of the target or none
-    has."""
+    """An EAGLE-3 head and its cache, computed by PyTorch."""
 
     def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
         super().__init__(head, config)
-        width: int = head.config.hidden_size
-        shape = config.num_rows, width
-        self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
+        self.states = OwnStates(head, config)
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
@@ -302,36 +337,18 @@ class EagleRunner(CausalRunner):
         config = self.config
         packed = pack(inputs, config.max_len, config.device)
         _hide_unused(packed, inputs)
-        drafted, states = self._model(packed, self.cache, self._input_states(inputs, packed))
-        self._states[[one.row for one in inputs for _ in range(one.num_logits)]] = states
-        logits = self._all_logits(drafted.float())
+        by_row = {one.row: one for one in inputs}
+        given = self.states.inputs([by_row[row] for row in packed.firsts])
+        drafted, states = self._model(packed, self.cache, given)
+        self.states.keep(inputs, states)
+        logits = self._model.all_logits(drafted.float(), config.vocab_size)
         self.passes_s += time.perf_counter() - start
         return PassOutput(logits)
-
-    def _input_states(self, inputs: Sequence[RowInput], packed: PackedBatch) -> torch.Tensor:
-        """One state per packed token."""
-        by_row = {one.row: one for one in inputs}
-        ordered = [by_row[row] for row in packed.firsts]
-        given = [one.states for one in ordered if isinstance(one, HeadInput)]
-        known = [states for states in given if states is not None]
-        if known:
-            assert len(known) == len(inputs), "only some inputs have states of the target"
-            fused: torch.Tensor = self._model.fuse(torch.cat(known).to(self._states))
-            return fused
-        return torch.cat([self._states[one.row].expand(len(one.tokens), -1) for one in ordered])
-
-    def _all_logits(self, drafted: torch.Tensor) -> torch.Tensor:
-        """Logits of the target's vocabulary. Tokens that the head lacks are never drafted."""
-        if self._model.token_ids is None:
-            return drafted
-        found = drafted.new_full((len(drafted), self.config.vocab_size), -torch.inf)
-        found[:, self._model.token_ids] = drafted
-        return found
 
 
 def _hide_unused(packed: PackedBatch, inputs: Sequence[RowInput]) -> None:
     """Mask the slots before the row's first key."""
-    firsts = {one.row: one.first for one in inputs if isinstance(one, HeadInput)}
+    firsts = {one.row: one.first for one in inputs}
     for group in packed.groups:
         rows, device = range(group.rows.start, group.rows.stop), group.mask.device
         first = torch.tensor([firsts.get(row, 0) for row in rows], device=device)

@@ -22,8 +22,9 @@ import torch
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Draft, DraftTask
 from smartspec_py.engines.torch.draft_model import Drafting, DraftModelProposer, DraftSequence
-from smartspec_py.engines.torch.eagle import EagleRunner, HeadInput
+from smartspec_py.engines.torch.eagle import HeadInput
 from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.runner import Runner
 
 KEPT_STATES = 2048
 """States of a sequence that wait for the head: 48 MiB for a target of width 4,096 in bfloat16."""
@@ -58,7 +59,7 @@ class EagleProposer(DraftModelProposer):
 
     def __init__(
         self,
-        runner: EagleRunner,
+        runner: Runner,
         max_sequences: int,
         max_draft_len: int,
         *,

@@ -50,34 +50,14 @@ def cache_names(num_layers: int) -> list[str]:
     return [f"{name}_cache.{i}" for i in range(num_layers) for name in ("key", "value")]
 
 
-def make_graph(
-    model: Any,
-    weights: Weights,
-    num_bits: int,
-    group: int,
-    max_len: int,
-    vocab_size: int,
-    gives_hidden: bool,
-    num_threads: int,
-    state_layers: Sequence[int] = (),
-) -> tuple[ov.Model, list[Any]]:
-    """Build the graph. Its results, for the wanted tokens, are logits [M, vocab_size] and, with
-    gives_hidden, states [M, hidden_size] after the last norm. With state_layers, the second result
-    is the inputs of these layers for all tokens.
+class DecoderGraph:
+    """Builds the graph of a decoder. The graph, compiled or not, reads the memory of the weights:
+    keep `memory` as long as the graph.
 
-    OpenVINO computes the operators that lead to a result in float32. If the states are a result,
+    OpenVINO computes the operators that lead to a result in float32. If hidden states are a result,
     these are all operators between the matrix products.
-
-    model: of Transformers; only its structure is used. num_bits: of the weights of products, 8 or
-    4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer have 8.
-    max_len: number of positions. num_threads: threads that will run the graph. The graph, compiled
-    or not, reads the memory of the weights. Keep the returned list as long as the graph.
     """
-    graph = _Graph(model, weights, num_bits, group, max_len, num_threads)
-    return graph.build(model, vocab_size, gives_hidden, state_layers), graph.memory
 
-
-class _Graph:
     def __init__(
         self,
         model: Any,
@@ -87,6 +67,10 @@ class _Graph:
         max_len: int,
         num_threads: int,
     ) -> None:
+        """model: of Transformers; only its structure is used. num_bits: of the weights of products,
+        8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
+        have 8. max_len: number of positions. num_threads: threads that will run the graph.
+        """
         config = model.config
         self.weights, self.num_bits, self.group = weights, num_bits, group
         self.num_threads = num_threads
@@ -110,6 +94,9 @@ class _Graph:
     def build(
         self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
     ) -> ov.Model:
+        """The results, for the wanted tokens, are logits [M, vocab_size] and, with gives_hidden,
+        states [M, hidden_size] after the last norm. With state_layers, the second result is the
+        inputs of these layers for all tokens."""
         inner = model.model
         embedding = self._matrix("model.embed_tokens.weight")
         tokens = op.gather(embedding, self.inputs["token_ids"], _int(0))
@@ -127,13 +114,35 @@ class _Graph:
         wanted = [logits, states] if gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
+        return self._model(wanted)
+
+    def _model(self, wanted: Sequence[Any]) -> ov.Model:
+        """wanted: the results, [N, 1, width] each."""
         results = [op.result(op.squeeze(one, _int(1))) for one in wanted]
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
-        name, attention = f"model.layers.{index}", layer.self_attn
+        name = f"model.layers.{index}"
         normed = self._norm(f"{name}.input_layernorm", layer.input_layernorm, states)
-        *both, values = self._attention_inputs(name, attention, normed)
+        out = self._attention(index, name, layer, normed)
+        has_outer_norms = hasattr(layer, "pre_feedforward_layernorm")
+        before_mlp = "post_attention_layernorm"
+        if has_outer_norms:
+            norm, before_mlp = layer.post_attention_layernorm, "pre_feedforward_layernorm"
+            out = self._norm(f"{name}.post_attention_layernorm", norm, out)
+        states = op.add(states, out)
+        out = self._mlp(
+            name, layer.mlp, self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
+        )
+        if has_outer_norms:
+            norm = layer.post_feedforward_layernorm
+            out = self._norm(f"{name}.post_feedforward_layernorm", norm, out)
+        return op.add(states, out)
+
+    def _attention(self, index: int, name: str, layer: Any, normed: Any) -> Any:
+        """[N, 1, hidden_size]. index: of the layer's cache."""
+        attention = layer.self_attn
+        *both, values = self._attention_inputs(f"{name}.self_attn", attention, normed)
         layer_type = self.config.layer_types[index] if None not in self.rotations else None
         queries, keys = (
             self._rotated(
@@ -147,24 +156,14 @@ class _Graph:
         values = op.squeeze(values, _int(1))
         window = attention_window(layer, self.config, self.max_len)
         attended = self._attend(index, queries, keys, values, attention.scaling, window or 0)
-        out = self._linear(f"{name}.self_attn.o_proj", op.unsqueeze(attended, _int(1)))
-        has_outer_norms = hasattr(layer, "pre_feedforward_layernorm")
-        before_mlp = "post_attention_layernorm"
-        if has_outer_norms:
-            norm, before_mlp = layer.post_attention_layernorm, "pre_feedforward_layernorm"
-            out = self._norm(f"{name}.post_attention_layernorm", norm, out)
-        states = op.add(states, out)
-        normed = self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
-        gate, up = self._mlp_inputs(name, layer.mlp, normed)
-        out = self._linear(f"{name}.mlp.down_proj", op.multiply(self._activated(gate), up))
-        if has_outer_norms:
-            norm = layer.post_feedforward_layernorm
-            out = self._norm(f"{name}.post_feedforward_layernorm", norm, out)
-        return op.add(states, out)
+        return self._linear(f"{name}.self_attn.o_proj", op.unsqueeze(attended, _int(1)))
+
+    def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
+        gate, up = self._mlp_inputs(name, mlp, normed)
+        return self._linear(f"{name}.mlp.down_proj", op.multiply(self._activated(gate), up))
 
     def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
         """Queries, keys and values, [N, 1, heads * D] each."""
-        name = f"{name}.self_attn"
         if not hasattr(attention, "qkv_proj"):
             return [self._linear(f"{name}.{part}_proj", normed) for part in "qkv"]
         config = self.config

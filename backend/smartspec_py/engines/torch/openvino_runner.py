@@ -31,8 +31,8 @@ from smartspec_py.engines.torch.openvino_graph import (
     BLOCK_LEN,
     INPUTS,
     LONGEST,
+    DecoderGraph,
     cache_names,
-    make_graph,
 )
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import (
@@ -73,6 +73,7 @@ class OpenVinoRunner(Runner):
     float32 if the processor lacks this precision."""
 
     cache: BlockCache
+    _graph_class = DecoderGraph
 
     def __init__(self, model: Any, config: RunnerConfig, weights: Weights | None = None) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
@@ -97,18 +98,11 @@ class OpenVinoRunner(Runner):
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
-        graph, self._memory = make_graph(
-            model,
-            weights or Weights(model.state_dict()),
-            num_bits,
-            group,
-            config.max_len,
-            config.vocab_size,
-            config.gives_hidden,
-            num_threads,
-            config.state_layers,
-        )
-        compiled = core.compile_model(graph, "CPU", settings)
+        of_model = weights or Weights(model.state_dict())
+        graph = self._graph_class(model, of_model, num_bits, group, config.max_len, num_threads)
+        built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
+        self._memory = graph.memory
+        compiled = core.compile_model(built, "CPU", settings)
         self.compiled = compiled
         self._request = compiled.create_infer_request()
         self._hidden_size: int = model.config.hidden_size
@@ -181,13 +175,14 @@ class OpenVinoRunner(Runner):
         return PassOutput(logits[: len(wanted)], hidden)
 
     def _set_inputs(self, parts: Sequence[RowInput], wanted: Sequence[int]) -> None:
-        ends = [one.position + len(one.tokens) for one in parts]
+        starts = [one.position - one.first for one in parts]
+        ends = [start + len(one.tokens) for start, one in zip(starts, parts, strict=True)]
         blocks = [self.cache.blocks(one.row, end) for one, end in zip(parts, ends, strict=True)]
         given: dict[str, Any] = {
             "token_ids": [token for one in parts for token in one.tokens],
             "positions": [position for one in parts for position in one.positions],
             "wanted": wanted,
-            "past_lens": [one.position for one in parts],
+            "past_lens": starts,
             "subsequence_begins": np.cumsum([0, *(len(one.tokens) for one in parts)]),
             "block_indices": [block for found in blocks for block in found],
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),

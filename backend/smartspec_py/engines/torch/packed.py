@@ -41,7 +41,8 @@ slot is enough; with sixteen, every layer of the cache starts at a multiple of 6
 class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
     `num_logits`. parents: if the tokens after the first are a tree, see `tree`; else empty.
-    num_prompt: how many of the first tokens are read as a prompt, see `openvino_runner`."""
+    num_prompt: how many of the first tokens are read as a prompt, see `openvino_runner`.
+    first: the row's first slot with a key, see `eagle`."""
 
     row: int
     position: int
@@ -49,6 +50,7 @@ class RowInput:
     num_logits: int
     parents: Sequence[int] = ()
     num_prompt: int = 0
+    first: int = 0
 
     @property
     def positions(self) -> list[int]:

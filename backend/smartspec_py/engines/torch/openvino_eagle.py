@@ -1,0 +1,90 @@
+"""Runs an EAGLE-3 head with OpenVINO on a CPU: the same drafts as `EagleRunner`.
+
+The head's layer is that of the decoder's graph, with twice the width at its input. Weights are
+rounded to 8 bits if those of the target are: this changes drafts a little, and no text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as op
+import torch
+
+from smartspec_py.engines.torch.eagle import EagleHead, OwnStates
+from smartspec_py.engines.torch.openvino_graph import DecoderGraph, _int, _parameter
+from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.runner import PassOutput, RunnerConfig
+from smartspec_py.engines.torch.weights import Weights
+
+STATES = "states"
+"""The input of states, [N, hidden_size]: fused ones of the target, or the head's own."""
+
+
+class _HeadGraph(DecoderGraph):
+    def build(
+        self, model: EagleHead, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
+    ) -> ov.Model:
+        """The results, for the wanted tokens, are logits of the head's vocabulary and the states to
+        feed back."""
+        self.inputs[STATES] = _parameter(STATES, [-1, self.config.hidden_size], np.float32)
+        parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
+        states = op.unsqueeze(self.inputs[STATES], _int(1))
+        tokens = op.gather(self._matrix("embed_tokens.weight"), self.inputs["token_ids"], _int(0))
+        embedded = op.unsqueeze(tokens, _int(1))
+        normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
+        both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]
+        attended = self._attention(0, name, layer, op.concat(both, -1))
+        own = op.add(normed if model.of.norm_before_residual else states, attended)
+        own = op.gather(own, self.inputs["wanted"], _int(0))
+        before_mlp = self._norm(
+            f"{name}.post_attention_layernorm", layer.post_attention_layernorm, own
+        )
+        own = op.add(own, self._mlp(name, layer.mlp, before_mlp))
+        normed = self._norm("norm", parts.norm, own)
+        logits = self._linear("lm_head", normed)
+        return self._model([logits, normed if model.of.norm_output else own])
+
+
+class OpenVinoEagleRunner(OpenVinoRunner):
+    """An EAGLE-3 head that OpenVINO compiled, and its cache.
+
+    Slots of the cache begin at each row's first key, because OpenVINO's attention sees all slots.
+    """
+
+    _graph_class = _HeadGraph
+
+    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
+        """config.weights: those of the target."""
+        if config.weights != "stored":
+            config = replace(config, weights="int8")
+        super().__init__(head, config, Weights(head.parts.state_dict()))
+        self._head, self.states = head, OwnStates(head, config)
+        self._num_drafted = head.parts.lm_head.out_features
+
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        start = time.perf_counter()
+        given = self.states.inputs(inputs).float().numpy()
+        self._request.set_tensor(STATES, ov.Tensor(given))
+        ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
+        wanted = [
+            token
+            for one, end in zip(inputs, ends, strict=True)
+            for token in range(end - one.num_logits, end)
+        ]
+        num = len(wanted)
+        self._set_inputs(inputs, wanted or [0])  # some operators fail with no rows
+        drafted = torch.empty(max(1, num), self._num_drafted)
+        states = torch.empty(max(1, num), self._hidden_size)
+        for i, one in enumerate((drafted, states)):
+            self._request.set_output_tensor(i, ov.Tensor(one.numpy(), shared_memory=True))
+        self._request.infer()
+        self.states.keep(inputs, states[:num])
+        self.passes_s += time.perf_counter() - start
+        return PassOutput(self._head.all_logits(drafted[:num], self.config.vocab_size))
