@@ -98,7 +98,7 @@ class DecoderGraph:
         states [M, hidden_size] after the last norm. With state_layers, the second result is the
         inputs of these layers for all tokens."""
         inner = model.model
-        embedding = self._matrix("model.embed_tokens.weight")
+        embedding = self._matrix(["model.embed_tokens.weight"])
         tokens = op.gather(embedding, self.inputs["token_ids"], _int(0))
         if self.config.model_type == "gemma3_text":
             tokens = op.multiply(tokens, _float(self._embedding_scale()))
@@ -110,7 +110,7 @@ class DecoderGraph:
         wanted_states = op.gather(states, self.inputs["wanted"], _int(0))
         states = self._norm("model.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        logits = self._linear(head, states, vocab_size)
+        logits = self._linear([head], states, vocab_size)
         wanted = [logits, states] if gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
@@ -156,27 +156,29 @@ class DecoderGraph:
         values = op.squeeze(values, _int(1))
         window = attention_window(layer, self.config, self.max_len)
         attended = self._attend(index, queries, keys, values, attention.scaling, window or 0)
-        return self._linear(f"{name}.self_attn.o_proj", op.unsqueeze(attended, _int(1)))
+        return self._linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, _int(1)))
 
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
         gate, up = self._mlp_inputs(name, mlp, normed)
-        return self._linear(f"{name}.mlp.down_proj", op.multiply(self._activated(gate), up))
+        return self._linear([f"{name}.mlp.down_proj"], op.multiply(self._activated(gate), up))
 
     def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
         """Queries, keys and values, [N, 1, heads * D] each."""
-        if not hasattr(attention, "qkv_proj"):
-            return [self._linear(f"{name}.{part}_proj", normed) for part in "qkv"]
+        parts = ["qkv_proj"] if hasattr(attention, "qkv_proj") else [f"{one}_proj" for one in "qkv"]
         config = self.config
         heads = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
-        lengths = _ints(*(num * self.head_dim for num in heads))
-        out = self._linear(f"{name}.qkv_proj", normed)
-        return op.variadic_split(out, _int(-1), lengths).outputs()  # type: ignore[no-any-return]
+        return self._split(name, parts, normed, [num * self.head_dim for num in heads])
 
     def _mlp_inputs(self, name: str, mlp: Any, normed: Any) -> Sequence[Any]:
-        if not hasattr(mlp, "gate_up_proj"):
-            return [self._linear(f"{name}.mlp.{part}_proj", normed) for part in ("gate", "up")]
-        both = self._linear(f"{name}.mlp.gate_up_proj", normed)
-        return op.split(both, _int(-1), 2).outputs()  # type: ignore[no-any-return]
+        """Gate and the values that it multiplies, [N, 1, width] each."""
+        parts = ["gate_up_proj"] if hasattr(mlp, "gate_up_proj") else ["gate_proj", "up_proj"]
+        return self._split(f"{name}.mlp", parts, normed, [mlp.down_proj.in_features] * 2)
+
+    def _split(self, name: str, parts: Sequence[str], states: Any, widths: Sequence[int]) -> Any:
+        """The parts of one product. A product costs microseconds of its own, so these are joined:
+        with the 30 small layers of a model of 135 M parameters, a pass takes 0.92 of the time."""
+        out = self._linear([f"{name}.{part}" for part in parts], states)
+        return op.variadic_split(out, _int(-1), _ints(*widths)).outputs()
 
     def _embedding_scale(self) -> float:
         """In the type of the files, as in training."""
@@ -265,31 +267,30 @@ class DecoderGraph:
         eps = norm.eps if is_gemma else norm.variance_epsilon
         mean = op.reduce_mean(op.power(states, _float(2.0)), _ints(-1), keep_dims=True)
         inverse = op.divide(_float(1.0), op.sqrt(op.add(mean, _float(eps))))
-        weight = self._tensor(f"{name}.weight")
+        weight = self.weights.stored(f"{name}.weight")
         weight = self._stored(weight.float() + 1.0 if is_gemma else weight)
         return op.multiply(op.multiply(states, inverse), weight)
 
-    def _linear(self, name: str, states: Any, num_rows: int | None = None) -> Any:
-        """The product with the first num_rows rows of the weight, and the bias if there is one."""
-        weight = self._matrix(f"{name}.weight", num_rows)
+    def _linear(self, names: Sequence[str], states: Any, num_rows: int | None = None) -> Any:
+        """The product with the first num_rows rows of the joined weights, and the bias if there is
+        one."""
+        weight = self._matrix([f"{name}.weight" for name in names], num_rows)
         out = op.matmul(states, weight, transpose_a=False, transpose_b=True)
-        if f"{name}.bias" not in self.weights.tensors:
+        biases = [f"{name}.bias" for name in names]
+        if biases[0] not in self.weights.tensors:
             return out
-        return op.add(out, self._stored(self._tensor(f"{name}.bias")))
+        return op.add(out, self._stored(self.weights.stored(*biases)))
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        return self.weights.tensors[name].detach().contiguous()
-
-    def _matrix(self, name: str, num_rows: int | None = None) -> Any:
+    def _matrix(self, names: Sequence[str], num_rows: int | None = None) -> Any:
         """The weight [out, in] of a product or of the embeddings, as float32 in the graph."""
         if not self.num_bits:
-            return self._stored(self._tensor(name)[:num_rows])
-        if self.num_bits == 8 or not name.startswith("model.layers."):
-            found = self.weights.int8(name)
+            return self._stored(self.weights.stored(*names)[:num_rows])
+        if self.num_bits == 8 or not names[0].startswith("model.layers."):
+            found = self.weights.int8(*names)
             values, scale = found.values[:num_rows], found.scale[:num_rows]
             integers = op.convert(self._constant(values, values.shape, ov.Type.i8), np.float32)
             return op.multiply(integers, op.constant(scale.numpy()))
-        found = self.weights.int4(name, self.group)
+        found = self.weights.int4(self.group, *names)
         num_out, num_groups, _ = found.scale.shape
         integers = self._constant(found.values, (num_out, num_groups, self.group), ov.Type.u4)
         zero = op.constant(found.zero.numpy())
