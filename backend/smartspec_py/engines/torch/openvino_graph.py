@@ -174,11 +174,13 @@ class DecoderGraph:
         parts = ["gate_up_proj"] if hasattr(mlp, "gate_up_proj") else ["gate_proj", "up_proj"]
         return self._split(f"{name}.mlp", parts, normed, [mlp.down_proj.in_features] * 2)
 
-    def _split(self, name: str, parts: Sequence[str], states: Any, widths: Sequence[int]) -> Any:
+    def _split(
+        self, name: str, parts: Sequence[str], states: Any, widths: Sequence[int]
+    ) -> Sequence[Any]:
         """The parts of one product. A product costs microseconds of its own, so these are joined:
         with the 30 small layers of a model of 135 M parameters, a pass takes 0.92 of the time."""
         out = self._linear([f"{name}.{part}" for part in parts], states)
-        return op.variadic_split(out, _int(-1), _ints(*widths)).outputs()
+        return op.variadic_split(out, _int(-1), _ints(*widths)).outputs()  # type: ignore[no-any-return]
 
     def _embedding_scale(self) -> float:
         """In the type of the files, as in training."""
