@@ -33,7 +33,7 @@ def test_the_start_is_told_as_data(torch_server: TritonServer) -> None:
 
 
 def test_the_documented_request_is_answered_as_it_says(torch_server: TritonServer) -> None:
-    text = (ROOT / "docs/start/quickstart.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/start/your-own-pair.md").read_text(encoding="utf-8")
     found = re.search(
         r"generate_stream -d '(.+?)'\n```.*?answer:\n\n```text\n(.+?)\n```", text, re.DOTALL
     )

@@ -1,15 +1,12 @@
 """`scripts/quickstart`: streams four answers from Triton, with and without speculation.
 
-The shipped pair is tiny, so it is expanded first. The expanded pair has the same answers and the
-same acceptance rate, at the cost of larger models. Runs with and without speculation alternate on
-one live server.
+It serves SmolLM2-135M-Instruct, or the tiny pair of this repository if the model cannot be
+downloaded. Runs with and without speculation alternate on one live server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +17,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from smartspec_bench import texts
 from smartspec_bench.progress import Progress
+from smartspec_bench.real_model import FILE, HEAD, REPOSITORY, download
 from smartspec_bench.streams import COUNTS, Exchange, GrpcStreams, HttpStreams, StreamError, ask
 from smartspec_bench.workloads import WORKLOADS, generate
 from smartspec_cli.commands import (
@@ -37,16 +36,15 @@ from smartspec_launch.foreground import announce, signals_interrupt, wait_with_p
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.triton_server import TritonServer, TritonServerError
-from smartspec_py.config import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.profile import machine_name
+from smartspec_py.engines.torch.gguf_folder import model_folder
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 CACHE = REPOSITORY / ".smartspec"
-SHIPPED_PAIR = REPOSITORY / "engines_build" / "tiny"
-PRESETS = {"target": "88m", "draft": "4m"}
+TINY_PAIR = REPOSITORY / "engines_build" / "tiny"
+MAX_SEQUENCES = 8
 NO_SPECULATION = "none"
 NUM_RUNS = 3
-MAX_TOKENS = 64
+MAX_TOKENS = 96
 SEED = 2024
 HELD_OUT_STREAM = 1_000_003
 """Seed of the shown documents. It is far from the seeds of the training data."""
@@ -55,6 +53,16 @@ NEXT = (
     "Next: scripts/quickstart --keep leaves the server running, with a page to chat with it. "
     "docs/start/your-own-pair.md shows how to serve your own models."
 )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is served. prompts: by workload."""
+
+    target: Path
+    draft: Path | None
+    heads: Path | None
+    prompts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -126,21 +134,20 @@ def quickstart(
     check_outputs(json=json_file)
     policies_of(policy, "policy")
     console = result_console(json_file)
-    pair = expanded_pair(console)
-    models = (pair / "target", pair / "draft", None, None, settings)
-    engine = {"dtype": "float32", "profile_cache": str(CACHE / "profiles")}
-    limits = {"max_context_len": DEFAULT_CONTEXT_LEN}
-    config = server_config(*models, engine=engine, limits=limits)
+    shown = real_model(console) or tiny_pair()
+    models = (shown.target, shown.draft, shown.heads, None, settings)
+    engine = {"profile_cache": str(CACHE / "profiles")}
+    config = server_config(*models, engine=engine, limits={"max_sequences": MAX_SEQUENCES})
     address = free_address()
     openai = None
     if keep:
         port = OPENAI_PORT if can_bind(address.host, OPENAI_PORT) else free_address().http_port
-        openai = OpenAi(port, SHIPPED_PAIR / "target")
+        openai = OpenAi(port, model_folder(shown.target))
     server = TritonServer(config, CACHE / f"run-{address.http_port}", address, openai=openai)
     try:
         with signals_interrupt(), server:
             wait_with_progress(server, console)
-            rows = asyncio.run(compare(server, policy, temperature, console))
+            rows = asyncio.run(compare(server, shown.prompts, policy, temperature, console))
             differing = [row.workload for row in rows if not row.is_same_text]
             console.print("", as_table(rows, policy))
             console.print(
@@ -152,7 +159,7 @@ def quickstart(
             about = {"policy": policy, "temperature": temperature, "machine": machine_name()}
             write_json(json_file, about | {"rows": [asdict(row) for row in rows]})
             if keep:
-                keep_serving(server)
+                keep_serving(server, shown.prompts["qa"])
             else:
                 console.print(NEXT, highlight=False)
     except KeyboardInterrupt:
@@ -163,35 +170,45 @@ def quickstart(
         fail("a text with speculation differs from the text without")
 
 
-def expanded_pair(console: Console) -> Path:
-    """The folder with the expanded target and draft, built once for given sources and sizes."""
-    from smartspec_bench import expand
+def real_model(console: Console) -> Shown | None:
+    """SmolLM2-135M-Instruct, downloaded once; None if that fails."""
+    from transformers import AutoTokenizer
 
-    sizes = {role: preset.upper() for role, preset in PRESETS.items()}
+    if not FILE.is_file():
+        with Progress("downloading SmolLM2-135M-Instruct, 93 MB"):
+            reason = download()
+        if reason:
+            console.print(
+                f"SmolLM2-135M-Instruct cannot be downloaded ({reason}). The tiny pair of this "
+                "repository is served instead."
+            )
+            return None
     console.print(
-        f"The shipped pair is tiny. It is expanded, the target to {sizes['target']} parameters "
-        f"and the draft to {sizes['draft']}. Answers and acceptance rate stay the same, and the "
-        "cost is that of models of this size."
+        "Serving SmolLM2-135M-Instruct (Apache-2.0). Drafts come from an EAGLE-3 head, or are "
+        "copied from earlier text."
     )
-    digest = hashlib.sha256(f"{PRESETS}".encode())
-    for path in (Path(expand.__file__), *sorted(SHIPPED_PAIR.glob("*/*"))):
-        digest.update(path.read_bytes())
-    pair = CACHE / f"pair-{digest.hexdigest()[:12]}"
-    if not pair.is_dir():
-        with Progress("expanding the pair"):
-            for older in CACHE.glob("pair-*"):
-                shutil.rmtree(older)
-            part = pair.with_suffix(".part")
-            for role, preset in PRESETS.items():
-                expand.expand(SHIPPED_PAIR / role, part / role, expand.PRESETS[preset])
-            part.rename(pair)
-    return pair
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(FILE))
+    prompts = {}
+    for workload in texts.WORKLOADS:
+        messages = [{"role": "user", "content": texts.prompt(workload, 0)}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompts[workload] = str(text)
+    return Shown(FILE, None, HEAD, prompts)
+
+
+def tiny_pair() -> Shown:
+    prompts = {name: generate(name, HELD_OUT_STREAM, 0).prompt for name in WORKLOADS}
+    return Shown(TINY_PAIR / "target", TINY_PAIR / "draft", None, prompts)
 
 
 async def compare(
-    server: TritonServer, policy: str, temperature: float, console: Console
+    server: TritonServer,
+    prompts: Mapping[str, str],
+    policy: str,
+    temperature: float,
+    console: Console,
 ) -> list[Row]:
-    """Stream one prompt of each workload, the first two over HTTP and the others over gRPC.
+    """Stream each prompt, the first two over HTTP and the others over gRPC.
 
     Runs with and without speculation alternate. The first run is printed as it streams.
     """
@@ -219,8 +236,8 @@ async def compare(
                 for more in (speculating, plain):
                     await ask(each, {**more, "text_input": "Warm-up", "max_tokens": 8})
         transports: Sequence[HttpStreams | GrpcStreams] = (http, http, grpc, grpc)
-        for workload, transport in zip(WORKLOADS, transports, strict=True):
-            prompt = {"text_input": generate(workload, HELD_OUT_STREAM, 0).prompt}
+        for (workload, text), transport in zip(prompts.items(), transports, strict=True):
+            prompt = {"text_input": text}
             console.rule(f"{workload} over {transport.name}", align="left")
             show(prompt["text_input"], "dim")
             with_it = [await ask(transport, speculating | prompt, show_answer)]
@@ -247,10 +264,10 @@ def as_table(rows: Sequence[Row], policy: str) -> Table:
     return table(title, list(COLUMNS), cells, caption, num_texts=2)
 
 
-def keep_serving(server: TritonServer) -> None:
+def keep_serving(server: TritonServer, prompt: str) -> None:
     """Serve until Ctrl-C. Prints to stderr, so that the JSON is the last line of stdout."""
     console = Console(stderr=True)
-    announce(server, console, generate("qa", HELD_OUT_STREAM, 0).prompt)
+    announce(server, console, prompt)
     try:
         if watch(server, console):
             raise TritonServerError("the server ended")
