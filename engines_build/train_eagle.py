@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -26,6 +27,7 @@ NUM_STEPS = 4  # drafts of a chain in training
 NUM_SHOWN = 5  # drafts of a chain in the evaluation
 STEP_DECAY = 0.9  # loss weight of a draft over that of the draft before it
 TOKENS_PER_STEP = 4096
+MIN_MASS = 0.3  # of the target's probability in the head's vocabulary, to learn from a place
 PEAK_RATE = 1e-3
 LOG_EVERY_STEPS = 50
 LAYER = "layers.0"
@@ -75,12 +77,10 @@ class Head(torch.nn.Module):
     def linear(self, states: torch.Tensor, name: str) -> torch.Tensor:
         return functional.linear(states, self.weights[name].bfloat16())
 
-    def rotated(self, heads: torch.Tensor, shift: int) -> torch.Tensor:
-        """[B, heads, T, D], turned by the position plus shift."""
+    def rotated(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """heads [B, heads, N, D], turned by their positions [B, N]."""
         half = heads.shape[-1] // 2
-        angles = (torch.arange(heads.shape[2])[:, None] + shift) * self.theta ** (
-            -torch.arange(half) / half
-        )
+        angles = positions[:, None, :, None] * self.theta ** (-torch.arange(half) / half)
         left, right = heads[..., :half], heads[..., half:]
         cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
         return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
@@ -89,12 +89,14 @@ class Head(torch.nn.Module):
         self,
         tokens: torch.Tensor,
         states: torch.Tensor,
+        places: torch.Tensor,
         cache: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> torch.Tensor:
-        """tokens [B, T], states [B, T, H] -> own states [B, T, H].
+        """tokens [B, N], states [B, N, H] -> own states [B, N, H].
 
-        cache: keys and values of each draft of the chains so far. A chain at place t sees those of
-        the first pass up to t, and its own later ones.
+        places: where the chains are in the text, [B, N]; all places in the first pass. cache: keys
+        and values of each draft of the chains so far. A chain at place t sees those of the first
+        pass up to t, and its own later ones.
         """
         embedded = self.norm(functional.embedding(tokens, self.embed), f"{LAYER}.input_layernorm")
         both = torch.cat([embedded, self.norm(states, f"{LAYER}.hidden_norm")], -1)
@@ -105,15 +107,17 @@ class Head(torch.nn.Module):
             for name, heads in (("q", self.num_heads), ("k", self.num_kv), ("v", self.num_kv))
         )
         shift, repeats = len(cache), self.num_heads // self.num_kv
-        q, k = self.rotated(q, shift), self.rotated(k, shift)
+        q, k = self.rotated(q, places + shift), self.rotated(k, places + shift)
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         cache.append((k, v))
         if shift:
             scores = q @ cache[0][0].transpose(2, 3)
-            scores = scores.masked_fill(torch.ones(scores.shape[2:]).triu(1).bool(), -torch.inf)
+            length = scores.shape[-1]
+            is_later = torch.arange(length) > places[:, None, :, None]
+            scores = scores.masked_fill(is_later, -torch.inf)
             own = [(q * keys).sum(-1, keepdim=True) for keys, _ in cache[1:]]
             shares = (torch.cat([scores, *own], -1).float() * q.shape[-1] ** -0.5).softmax(-1)
-            shares, length = shares.bfloat16(), scores.shape[-1]
+            shares = shares.bfloat16()
             mixed = shares[..., :length] @ cache[0][1]
             for i, (_, values) in enumerate(cache[1:]):
                 mixed = mixed + shares[..., length + i, None] * values
@@ -125,6 +129,21 @@ class Head(torch.nn.Module):
         gate = functional.silu(self.linear(normed, f"{LAYER}.mlp.gate_proj"))
         gated = gate * self.linear(normed, f"{LAYER}.mlp.up_proj")
         return states + self.linear(gated, f"{LAYER}.mlp.down_proj")
+
+    def chains(self, batch: dict[str, torch.Tensor], num: int) -> Iterator[torch.Tensor]:
+        """States of each of num drafts at all places of the answers, [B, A, H]. The drafts before
+        are those of the text."""
+        tokens, places = batch["tokens"], batch["places"]
+        every = torch.arange(tokens.shape[1])[None].expand(len(tokens), -1)
+        cache: list[tuple[torch.Tensor, torch.Tensor]] = []
+        states = self.linear(batch["states"], "fc")
+        states = self.layer(tokens.roll(-1, 1), states, every, cache)
+        states = states.gather(1, places[:, :, None].expand(-1, -1, states.shape[-1]))
+        yield states
+        for step in range(1, num):
+            read = tokens.roll(-1 - step, 1).gather(1, places)
+            states = self.layer(read, states, places, cache)
+            yield states
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return functional.linear(self.norm(states, "norm"), self.lm_head)
@@ -179,40 +198,41 @@ class Answers:
         random.shuffle(found)
         return found
 
-    def batch(self, chosen: list[int], places: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Padded [B, T]. places: of each token in the head's vocabulary, -1 if it lacks it.
+    def batch(self, chosen: list[int], entries: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Texts, padded. entries: of each token in the head's vocabulary, -1 if it lacks it.
 
-        probs and ids [B, T, NUM_TOP]: what the target expects after each token; probs are 0
-        outside the answer and for tokens that the head lacks.
+        tokens [B, T], states [B, T, width]. places [B, A]: of the tokens after which the answer
+        goes on. ids and probs [B, A + NUM_STEPS, NUM_TOP]: what the target expects after each of
+        them; probs are 0 after the end and for tokens that the head lacks.
         """
         texts = [self.texts[i] for i in chosen]
-        shape = len(texts), max(len(one["tokens"]) for one in texts)
+        size, longest = len(texts), max(len(one["tokens"]) for one in texts)
+        num_places = max(len(one["top_ids"]) for one in texts)
         width, num_top = texts[0]["states"].shape[1], texts[0]["top_ids"].shape[1]
-        tokens = torch.zeros(shape, dtype=torch.long)
-        states = torch.zeros(*shape, width, dtype=torch.bfloat16)
-        ids = torch.zeros(*shape, num_top, dtype=torch.long)
-        probs = torch.zeros(*shape, num_top)
+        tokens = torch.zeros(size, longest, dtype=torch.long)
+        states = torch.zeros(size, longest, width, dtype=torch.bfloat16)
+        ids = torch.zeros(size, num_places + NUM_STEPS, num_top, dtype=torch.long)
+        probs = torch.zeros(size, num_places + NUM_STEPS, num_top)
         for i, one in enumerate(texts):
-            length, start = len(one["tokens"]), one["start"]
+            length = len(one["tokens"])
             tokens[i, :length], states[i, :length] = one["tokens"], one["states"]
-            found = places[one["top_ids"].long()]
-            ids[i, start - 1 : length] = found.clamp(min=0)
-            probs[i, start - 1 : length] = one["top_probs"].float() * (found >= 0)
-        return {"tokens": tokens, "states": states, "ids": ids, "probs": probs}
+            found = entries[one["top_ids"].long()]
+            ids[i, : len(found)] = found.clamp(min=0)
+            probs[i, : len(found)] = one["top_probs"].float() * (found >= 0)
+        starts = torch.tensor([one["start"] - 1 for one in texts])
+        places = (starts[:, None] + torch.arange(num_places)).clamp(max=longest - 1)
+        return {"tokens": tokens, "states": states, "places": places, "ids": ids, "probs": probs}
 
 
 def loss_of(head: Head, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    states = head.linear(batch["states"], "fc")
-    loss, cache = torch.zeros(()), []
-    for step in range(NUM_STEPS):
-        states = head.layer(batch["tokens"].roll(-1 - step, 1), states, cache)
+    num_places, loss = batch["places"].shape[1], torch.zeros(())
+    for step, states in enumerate(head.chains(batch, NUM_STEPS)):
         # The chain at place t guesses what follows token t + 1 + step.
-        right = batch["probs"].roll(-1 - step, 1)
-        right[:, -1 - step :] = 0
+        right = batch["probs"][:, 1 + step : 1 + step + num_places]
         mass = right.sum(-1)
-        is_used = mass > 0.3
+        is_used = mass > MIN_MASS
         guessed = head.logits(states[is_used]).float()
-        ids = batch["ids"].roll(-1 - step, 1)[is_used]
+        ids = batch["ids"][:, 1 + step : 1 + step + num_places][is_used]
         chosen = guessed.gather(1, ids) - guessed.logsumexp(-1, keepdim=True)
         shares = right[is_used] / mass[is_used][:, None]
         loss = loss + STEP_DECAY**step * -(shares * chosen).sum(-1).mean()
@@ -223,8 +243,8 @@ def train(head: Head, answers: Answers, minutes: float, random: Random) -> int:
     """Returns the number of steps."""
     parameters = list(head.weights.values())
     optimizer = torch.optim.AdamW(parameters, lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01)
-    places = torch.full((head.config.vocab_size,), -1)
-    places[head.vocabulary] = torch.arange(len(head.vocabulary))
+    entries = torch.full((head.config.vocab_size,), -1)
+    entries[head.vocabulary] = torch.arange(len(head.vocabulary))
     start, step, mean_loss, waiting, passes = time.monotonic(), 0, 0.0, [], 0
     while (used := (time.monotonic() - start) / (60 * minutes)) < 1.0:
         if not waiting:
@@ -233,7 +253,7 @@ def train(head: Head, answers: Answers, minutes: float, random: Random) -> int:
             PEAK_RATE * min(1.0, (step + 1) / 100) * (0.02 + 0.49 * (1 + math.cos(math.pi * used)))
         )
         optimizer.param_groups[0]["lr"] = rate
-        loss = loss_of(head, answers.batch(waiting.pop(), places))
+        loss = loss_of(head, answers.batch(waiting.pop(), entries))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -248,34 +268,26 @@ def train(head: Head, answers: Answers, minutes: float, random: Random) -> int:
 
 @torch.no_grad()
 def accuracy(head: Head, answers: Answers) -> dict[str, object]:
-    """Share of right drafts per step, if those before are right; and tokens per step of a chain of
-    three, with the target's own token. Drafts are greedy, and so must be the texts."""
-    places = torch.full((head.config.vocab_size,), -1)
-    starts, whole = torch.zeros(NUM_SHOWN), torch.zeros(NUM_SHOWN)
-    accepted, num_chains = 0.0, 0
+    """Share of right drafts per step, if those before are right, and the mean number of accepted
+    drafts of a chain of three. Drafts are greedy, and so must be the texts."""
+    entries = torch.full((head.config.vocab_size,), -1)
+    starts, whole, num_accepted = torch.zeros(NUM_SHOWN), torch.zeros(NUM_SHOWN), 0.0
     for chosen in answers.batches(Random(0)):
-        batch = answers.batch(chosen, places)
-        texts = [answers.texts[i] for i in chosen]
-        ids, cache = batch["tokens"], []
-        states = head.linear(batch["states"], "fc")
-        tokens = ids.roll(-1, 1)
-        first = torch.tensor([one["start"] for one in texts])[:, None]
-        end = torch.tensor([len(one["tokens"]) for one in texts])[:, None]
-        t = torch.arange(ids.shape[1])
-        still = (t >= first - 1) & (t + 1 + NUM_SHOWN < end)
-        num_chains += int(still.sum())
-        for step in range(NUM_SHOWN):
-            states = head.layer(tokens, states, cache)
-            tokens = head.vocabulary[head.logits(states).argmax(-1)]
+        batch = answers.batch(chosen, entries)
+        places, tokens = batch["places"], batch["tokens"]
+        ends = torch.tensor([len(answers.texts[i]["tokens"]) for i in chosen])[:, None]
+        still = places + 1 + NUM_SHOWN < ends
+        for step, states in enumerate(head.chains(batch, NUM_SHOWN)):
+            drafts = head.vocabulary[head.logits(states).argmax(-1)]
             starts[step] += still.sum()
-            still = still & (tokens == ids.roll(-2 - step, 1))
+            still = still & (drafts == tokens.roll(-2 - step, 1).gather(1, places))
             whole[step] += still.sum()
-            accepted += int(still.sum()) if step < 3 else 0
+            num_accepted += int(still.sum()) if step < 3 else 0
     right = (whole / starts.clamp(min=1)).tolist()
     return {
-        "chains": num_chains,
+        "chains": int(starts[0]),
         "right_if_those_before": [round(one, 3) for one in right],
-        "mean_accepted_of_3": round(accepted / max(1, num_chains), 3),
+        "mean_accepted_of_3": round(num_accepted / max(1, int(starts[0])), 3),
     }
 
 
