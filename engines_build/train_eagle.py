@@ -38,7 +38,7 @@ class Head(torch.nn.Module):
         """vocabulary: the tokens that the head drafts, ascending."""
         super().__init__()
         self.layer_ids, self.vocabulary = layer_ids, vocabulary
-        self.config = config = AutoConfig.from_pretrained(target)
+        self.config = config = AutoConfig.from_pretrained(target, trust_remote_code=False)
         width = config.hidden_size
         self.num_heads, self.num_kv = config.num_attention_heads, config.num_key_value_heads
         self.theta = config.rope_parameters["rope_theta"]
@@ -317,7 +317,7 @@ def main() -> None:
     answers = Answers(
         [file for folder in args.answers for file in sorted(folder.glob("*.safetensors"))]
     )
-    vocab_size = AutoConfig.from_pretrained(target).vocab_size
+    vocab_size = AutoConfig.from_pretrained(target, trust_remote_code=False).vocab_size
     layer_ids = [int(one) for one in args.layer_ids.split(",")]
     head = Head(target, layer_ids, answers.vocabulary(args.vocabulary, vocab_size))
     steps = train(head, answers, args.minutes, Random(args.seed))
