@@ -13,8 +13,8 @@ LENGTHS = {"chat": (40, 400), "sql": (150, 700), "summarize": (450, 1200), "qa":
 @pytest.mark.parametrize("workload", texts.WORKLOADS)
 def test_a_workload_has_40_prompts_of_bounded_length(workload: str) -> None:
     shortest, longest = LENGTHS[workload]
-    prompts = [texts.prompt(workload, index) for index in range(texts.NUM_PROMPTS)]
-    assert len(texts._prompts(workload)) == texts.NUM_PROMPTS
+    prompts = texts.prompts(workload)
+    assert len(prompts) == texts.NUM_PROMPTS
     assert texts.prompt(workload, 43) == prompts[3]
     for prompt in prompts:
         assert shortest <= len(prompt) <= longest, prompt
@@ -23,10 +23,5 @@ def test_a_workload_has_40_prompts_of_bounded_length(workload: str) -> None:
 
 
 def test_no_prompt_occurs_twice() -> None:
-    prompts = [texts.prompt(name, index) for name in texts.WORKLOADS for index in range(40)]
+    prompts = [text for name in texts.WORKLOADS for text in texts.prompts(name)]
     assert len(set(prompts)) == len(prompts)
-
-
-def test_an_unknown_workload_is_named() -> None:
-    with pytest.raises(ValueError, match="'poems'"):
-        texts.prompt("poems", 0)

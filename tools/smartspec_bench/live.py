@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from smartspec_bench.prompts import Prompt, generated
-from smartspec_bench.results import BenchError, Recorder, phase_of
+from smartspec_bench.results import Recorder, check_answered, phase_of
 from smartspec_bench.streams import Exchange, Transport, answer, counts_of, seconds_from_now
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
@@ -126,9 +126,8 @@ async def run(
             shift = number % len(names)
             for name in (*names[shift:], *names[:shift]):
                 exchanges = await sides[name](name, prompts)
-                failed = [one.error for one in exchanges if one.error is not None]
-                if number < 0 and failed:
-                    raise BenchError(f"warm-up: {len(failed)} requests failed: {failed[0]}")
-                if number >= 0:
+                if number < 0:
+                    check_answered(exchanges)
+                else:
                     place = AT_ONCE, load.workload, float(size)
                     recorder.add(phase_of(name, place, number, exchanges))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
 from smartspec_bench.prompts import PROMPT_SEED, generated
-from smartspec_bench.results import BenchError, Recorder, phase_of
+from smartspec_bench.results import BenchError, Recorder, check_answered, phase_of
 from smartspec_bench.streams import Exchange, counts_of
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
@@ -265,9 +265,7 @@ class _FullQueue:
     def rate_rps(self) -> float:
         """Tokens per second, divided by the mean tokens of a request that was not shortened."""
         exchanges = self.side.exchanges
-        failed = [one.error for one in exchanges if one.error is not None]
-        if failed:
-            raise BenchError(f"{len(failed)} of {len(exchanges)} requests failed: {failed[0]}")
+        check_answered(exchanges)
         num_tokens = sum(
             num
             for exchange in exchanges

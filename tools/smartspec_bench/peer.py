@@ -30,7 +30,7 @@ from smartspec_bench import real_model
 from smartspec_bench.live import Load, Serve, run, through
 from smartspec_bench.prompts import MIXED, WORKLOADS, Prompt, chat_template
 from smartspec_bench.report import markdown
-from smartspec_bench.results import BenchError, Recorder, described
+from smartspec_bench.results import BenchError, Recorder, check_answered, described
 from smartspec_bench.streams import Exchange, HttpStreams, StreamError
 
 START_S = 1800.0
@@ -160,9 +160,7 @@ async def with_lengths(load: Load) -> list[Prompt]:
     prompts = load.prompts(-1, min(MAX_PROMPTS, (load.rounds + 1) * max(load.sizes)))
     async with HttpStreams(f"http://127.0.0.1:{PORT + 1}") as streams:
         exchanges = await through(streams, load)("none", prompts)
-    failed = [one.error for one in exchanges if one.error is not None]
-    if failed:
-        raise BenchError(f"{len(failed)} requests failed: {failed[0]}")
+    check_answered(exchanges)
     return [
         replace(prompt, max_tokens=exchange.num_tokens)
         for prompt, exchange in zip(prompts, exchanges, strict=True)
@@ -191,9 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     sizes = [int(size) for size in options.concurrency.split(",")]
     try:
-        if options.model is None:
-            options.model, head = real_model.pair()
-            options.heads = options.heads or head
+        options.model, options.heads = real_model.served(options.model, options.heads)
         template = chat_template(options.model)
     except (OSError, ValueError) as error:
         sys.exit(str(error))
@@ -227,7 +223,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--model", type=Path, help="target model of this server; default: that of the quickstart"
     )
     parser.add_argument("--draft", help="draft model of this server")
-    parser.add_argument("--heads", help="heads of this server")
+    parser.add_argument("--heads", type=Path, help="heads of this server")
     parser.add_argument("--workload", choices=WORKLOADS, default=MIXED)
     parser.add_argument(
         "--peer",

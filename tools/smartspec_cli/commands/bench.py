@@ -113,7 +113,9 @@ def lockstep(
     and falls; start: the first requests of a new server.
     """
     check_outputs(json=json_file)
-    checked = _server_config(model, draft, heads, config, settings, LIMITS)
+    if config is None:
+        model, heads = _served(model, heads)
+    checked = server_config(model, draft, heads, config, settings, limits=LIMITS)
     plan = Settings(
         policies=tuple(_with_none(policies)),
         shapes=tuple(_among("shapes", shapes.split(","), SHAPES)),
@@ -202,7 +204,9 @@ def live(
         )
         return
     limits = {**LIMITS, "max_sequences": max(sizes)}
-    checked = _server_config(model, draft, heads, config, settings, limits)
+    if config is None:
+        model, heads = _served(model, heads)
+    checked = server_config(model, draft, heads, config, settings, limits=limits)
     load = replace(load, template=parsed("model", chat_template, tokenizer_dir(checked)))
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
@@ -220,22 +224,12 @@ def live(
     _run(described("Policies on Triton", **_about(checked, temperature)), json_file, measure)
 
 
-def _server_config(
-    model: Path | None,
-    draft: Path | None,
-    heads: Path | None,
-    config: Path | None,
-    settings: Sequence[str] | None,
-    limits: dict[str, int],
-) -> ServerConfig:
-    """Without a model, that of the quickstart with its head."""
-    if model is None and config is None:
-        try:
-            model, head = real_model.pair()
-        except FileNotFoundError as error:
-            fail(str(error), USAGE_ERROR)
-        heads = heads or head
-    return server_config(model, draft, heads, config, settings, limits=limits)
+def _served(model: Path | None, heads: Path | None) -> tuple[Path, Path | None]:
+    """The model and heads of the options; without a model, that of the quickstart."""
+    try:
+        return real_model.served(model, heads)
+    except FileNotFoundError as error:
+        fail(str(error), USAGE_ERROR)
 
 
 async def _on_server(
