@@ -73,18 +73,20 @@ def chat_template(model: Path | None) -> Callable[[str], str]:
     Raises ValueError if the files cannot be used.
     """
     from smartspec_gateway.openai.errors import ApiError
-    from smartspec_gateway.openai.prompts import PromptError, Prompts
+    from smartspec_gateway.openai.prompts import Prompts
 
     if model is None:
         return str
+    prompts = Prompts(model_folder(model))
+
+    def template(text: str) -> str:
+        return prompts.of_chat([{"role": "user", "content": text}], {})
+
     try:
-        prompts = Prompts(model_folder(model))
-        prompts.of_chat([{"role": "user", "content": "."}], {})
-    except PromptError as error:
-        raise ValueError(str(error)) from error
+        template("a message")
     except ApiError:
         return str
-    return lambda text: prompts.of_chat([{"role": "user", "content": text}], {})
+    return template
 
 
 def read_prompts(path: Path) -> list[Prompt]:
