@@ -100,7 +100,7 @@ def save(texts: Sequence[Job], path: Path) -> None:
 
 def load_target(target: Path, layer_ids: Sequence[int]) -> tuple[OpenVinoRunner, set[int]]:
     """The model as the server runs it, and its end tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     config = RunnerConfig(
         path=target,
         device=torch.device("cpu"),
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     target = model_folder(args.target)
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
     )

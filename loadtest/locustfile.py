@@ -1,6 +1,6 @@
 """Load tests in Locust. Each user sends one request after another and reads its stream.
 
-    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --scenario step
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --scenario step --model MODEL
 
 `scripts/loadtest` runs it without Locust's page. The loop is closed: a slow server gets fewer
 requests. To measure latencies at a fixed rate, use `smartspec bench lockstep`. The last line of
@@ -35,9 +35,8 @@ from locust.exception import StopUser
 from locust.stats import CSV_STATS_INTERVAL_SEC
 from shapes import MOST_USERS, SCENARIOS
 
-from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts
+from smartspec_bench.prompts import MIXED, WORKLOADS, Prompt, chat_template, generated, read_prompts
 from smartspec_bench.streams import NO_FINISH, TIMED_OUT, Exchange, StreamError, outputs_of
-from smartspec_bench.workloads import WORKLOADS
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_sim.latency import LATENCIES, RequestTiming, summarise
 
@@ -64,10 +63,11 @@ class LoadRun:
         self._max_requests: int = options.max_requests
         self._fields = request_fields(options)
         self._users, self._most_users = SCENARIOS[options.scenario], options.num_users
+        model = Path(options.model) if options.model else None
         self._prompts: Iterator[Prompt] = (
             cycle(read_prompts(Path(options.prompts)))
             if options.prompts
-            else generated(options.workload)
+            else generated(options.workload, template=chat_template(model))
         )
         self._path = Path(options.jsonl) if options.jsonl else None
         self._lines: TextIO | None = None
@@ -126,6 +126,7 @@ def request_fields(options: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "stream": True,
+        "reuse_prefix": False,  # prompts are repeated after 160 requests
         "return_spec_metrics": "detailed",
     }
     policy = {"speculation_policy": options.policy} if options.policy else {}
@@ -242,9 +243,10 @@ def on_command_line(parser: LocustArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--scenario", choices=list(SCENARIOS), default="steady", help="Number of users over time.")
-    add("--workload", choices=(*WORKLOADS, MIXED), default=MIXED, help="Workload of the prompts.")
+    add("--workload", choices=WORKLOADS, default=MIXED, help="Workload of the prompts.")
+    add("--model", default="", help="The served model: prompts get its chat template.")
     add("--prompts", default="", help="Instead of --workload: a JSONL file, plain or ShareGPT.")
-    add("--max-tokens", type=int, default=64, help="Tokens for prompts without max_tokens.")
+    add("--max-tokens", type=int, default=128, help="Most tokens, for prompts without max_tokens.")
     add("--temperature", type=float, default=0.0, help="Sampling temperature; 0 is greedy.")
     add("--policy", default="", help="Policy of the requests; default: the server's.")
     add("--fields", default="", help='More request fields, as JSON: {"ignore_eos": true}.')

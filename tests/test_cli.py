@@ -116,10 +116,20 @@ def test_a_wrong_option_is_one_line(command: str, sentence: str) -> None:
 
 
 def test_a_command_that_serves_needs_a_model() -> None:
-    for command in (["serve"], ["check"], ["profile"], ["bench", "lockstep"]):
+    for command in (["serve"], ["check"], ["profile"]):
         code, text = invoke(*command)
         assert code == 2
         assert "--model, or --config with an engine.json, must be given" in text
+
+
+def test_a_benchmark_needs_a_model_or_that_of_the_quickstart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("smartspec_bench.real_model.FILE", Path("nowhere"))
+    for name in ("lockstep", "live"):
+        code, text = invoke("bench", name)
+        assert (code, text.count("\n")) == (2, 1)
+        assert "downloaded by scripts/quickstart" in text
 
 
 def test_the_models_of_an_engine_json_are_checked(tmp_path: Path) -> None:

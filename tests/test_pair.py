@@ -114,7 +114,7 @@ def test_differing_tokenizers_are_refused(
         ({"model_type": None}, "the model_type None"),
         ({"architectures": ["MineForCausalLM"], "auto_map": CUSTOM}, "class MineForCausalLM, whic"),
         ({"rope_scaling": {"type": "su", "short_factor": []}}, r"type su \(rope_scaling in its c"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rotary embedding of the type longrope"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rotary embedding of the type dynamic"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
             "rotary embedding of the type dynamic",

@@ -10,7 +10,7 @@ import pytest
 from harness import LIMITS, fake_engine
 from typer.testing import CliRunner
 
-from smartspec_bench.prompts import MIXED, generated
+from smartspec_bench.prompts import TINY, generated
 from smartspec_cli.app import app
 from smartspec_cli.commands.profile import batch_sizes, speeds_of
 from smartspec_py.config import ServerConfig, read_config
@@ -75,7 +75,7 @@ def test_the_command_on_the_shipped_pair(tmp_path: Path) -> None:
     profile. A second run measures no passes."""
     cache, file = tmp_path / "profiles", tmp_path / "table.json"
     prompts = tmp_path / "own.jsonl"
-    texts = (prompt.text for prompt in islice(generated(MIXED, 3), 2))
+    texts = (prompt.text for prompt in islice(generated(TINY, 3), 2))
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     settings = SETTINGS | {"engine": SETTINGS["engine"] | {"profile_cache": str(cache)}}
     options = ["--model", TARGET, "--draft", DRAFT, "--prompts", "2", "--table", str(file)]

@@ -89,11 +89,12 @@ class TorchEngineConfig(EngineConfig):
         model. An EAGLE-3 head cannot be combined with a draft model.
     dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
         processor multiplies bfloat16. OpenVINO computes in float32 if the processor lacks the
-        configured type. Weights stay in the type of their files.
+        configured type.
     weights: stored keeps them in the type of their files. int8 rounds each row to 8 bits, int4 each
         group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups. Both need
-        OpenVINO. auto is int8 on a CPU if the model has 100 million parameters or more: texts
-        change a little, and a pass takes about half the time. Texts never depend on drafts.
+        OpenVINO. auto is int8 on a CPU with VNNI if the model has 100 million parameters or more:
+        texts change a little, and a pass takes about half the time. Without VNNI, texts with int8
+        and int4 can depend on drafts.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
     draft_device: cuda:N for a draft model on another GPU than the target. null uses the target's
         device. Never run by this project.

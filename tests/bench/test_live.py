@@ -83,7 +83,8 @@ def test_lockstep_needs_neither_openvino_nor_the_clients() -> None:
     options += ["--set", "engine.runtime=torch", "--set", "limits.profile_s=0"]
     options += ["--set", "limits.max_sequences=4", "--set", "engine.profile_cache=null"]
     options += ["--shapes", "closed", "--repeats", "1", "--saturation-s", "0.2"]
-    options += ["--max-tokens", "8", "--policies", "none,goodput", "--json", "-"]
+    options += ["--max-tokens", "8", "--policies", "none,goodput", "--workload", "tiny"]
+    options += ["--json", "-"]
     program = f"from smartspec_cli.app import app\napp(['bench', 'lockstep', *{options!r}])"
     missing = ("openvino", "aiohttp", "fastapi", "uvicorn", "tritonclient", "grpc")
     phases = json.loads(in_a_gpu_image(program, *missing))["phases"]

@@ -51,6 +51,7 @@ def test_this_server_and_another(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_is_an_error(tmp_path: Path) -> None:
-    options = ["--model", "nowhere", "--out", str(tmp_path / "peer.json")]
+    options = ["--model", str(TINY / "target"), "--draft", "nowhere"]
+    options += ["--out", str(tmp_path / "peer.json")]
     with pytest.raises(SystemExit, match="none ended with 2; see"):
         main(options)

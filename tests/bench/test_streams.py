@@ -1,16 +1,15 @@
-"""The benchmarks' client over HTTP, what it records, and prompts of files."""
+"""The benchmarks' client over HTTP, and what it records."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from smartspec_bench.live import Load, through
-from smartspec_bench.prompts import Prompt, PromptFileError, generated, read_prompts
+from smartspec_bench.prompts import Prompt
 from smartspec_bench.streams import Exchange, HttpStreams
 
 LOAD = Load(sizes=(1,), workload="mixed", rounds=1, max_tokens=6)
@@ -70,43 +69,3 @@ def test_streams_over_http() -> None:
     good = exchanges[2]
     assert (good.chunk_tokens, good.num_input_tokens) == ([2, 2, 2], 4)
     assert good.scheduled_s <= good.chunk_s[0] <= good.chunk_s[-1]
-
-
-def test_prompts_of_files(tmp_path: Path) -> None:
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"prompt": "a", "max_tokens": 3}\n\n{"text_input": "b", "kind": "k"}\n')
-    assert read_prompts(own) == [Prompt("a", 3), Prompt("b", None, "k")]
-    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
-    shared = tmp_path / "shared.json"
-    shared.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[1:]}]))
-    assert read_prompts(shared) == [Prompt("hi", kind="sharegpt")]
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("", "holds no prompt"),
-        ("{", "line 1: Expecting"),
-        ('{"prompt": ""}', "line 1: prompt: got"),
-        ('{"prompt": "a"}\n{"text": "a"}', "line 2: unknown key"),
-        ('{"prompt": "a", "max_tokens": 0}', "max_tokens: got 0"),
-        ('[{"conversations": []}]', "holds no prompt"),
-        ('[{"conversations": [{"value": "hi"}]}]', "entry 1: 'from'"),
-    ],
-)
-def test_prompt_files_that_are_none(tmp_path: Path, text: str, word: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text)
-    with pytest.raises(PromptFileError, match=word):
-        read_prompts(path)
-
-
-def test_generated_prompts_are_the_workloads_in_turn() -> None:
-    kinds = [prompt.kind for prompt, _ in zip(generated("mixed"), range(5), strict=False)]
-    assert kinds == ["chat", "sql", "summarize", "qa", "chat"]
-
-
-def test_own_prompts_go_on_from_round_to_round() -> None:
-    load = Load(sizes=(2,), workload="own", rounds=2, max_tokens=6, own=[Prompt(c) for c in "abc"])
-    texts = ["".join(one.text for one in load.prompts(number, 2)) for number in (-1, 0, 1)]
-    assert texts == ["ab", "ca", "bc"]

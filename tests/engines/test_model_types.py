@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.engines.torch.checkpoint import MODELS
 from smartspec_py.engines.torch.llama import can_write_out
 from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
+from smartspec_py.engines.torch.rope import fix_longrope
 from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
 
 VOCAB_SIZE = 96
@@ -64,14 +65,20 @@ def make_config(kind: str, **more: Any) -> PreTrainedConfig:
     return config_class(**sizes, **more)
 
 
-def check(config: PreTrainedConfig) -> None:
-    """Read in several passes, beside a longer row, as in one pass of Transformers."""
+def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> None:
+    """Read in several passes, beside a longer row, as in one pass of Transformers.
+
+    served: the config to serve with, if it is another one.
+    """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.inference_mode():
         for weight in model.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    weights = model.state_dict()
+    model = AutoModelForCausalLM.from_config(served or config).eval()
+    model.load_state_dict(weights)
     model.set_attn_implementation(ATTENTION_NAME)
     own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
     runners: list[Runner] = [CausalRunner(model, own)]
@@ -97,6 +104,22 @@ def test_type(kind: str) -> None:
 def test_rotation(rotation: str) -> None:
     settings = {"rope_type": rotation, "rope_theta": 1e4, **ROTATIONS[rotation]}
     check(make_config("llama", rope_parameters=settings, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("trained_len", [16, 64])
+def test_longrope(trained_len: int) -> None:
+    """With 40 tokens, Transformers uses the long factors in the first case. The factors that are
+    served depend on the longest context."""
+    settings = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0, 1.5, 2.0, 3.0],
+        "long_factor": [2.0, 5.0, 8.0, 9.0],
+        "original_max_position_embeddings": trained_len,
+    }
+    configs = [make_config("phi3", rope_parameters=dict(settings)) for _ in range(2)]
+    fix_longrope(configs[1], 50 if trained_len == 64 else 96)
+    check(*configs)
 
 
 @pytest.mark.parametrize(

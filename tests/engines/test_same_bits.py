@@ -8,6 +8,7 @@ compared, not tokens: texts differ only at near-ties, logits wherever a sum is i
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,17 @@ CONFIGS = {
     "mistral, window 50": MistralConfig(**SIZES, sliding_window=50),
     "gemma3, window 50": Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=50),
     "phi3": Phi3Config(**SIZES, pad_token_id=0),
+    "wide": LlamaConfig(**SIZES | {"intermediate_size": 4096}),
 }
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """Some products sum in another order only with several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 class Recorder(TorchTarget):
@@ -56,7 +67,9 @@ class Recorder(TorchTarget):
         self, kind: str, dtype: torch.dtype, weights: str, layers: tuple[int, ...] = ()
     ) -> None:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(dtype).eval()
+        of_weights = torch.bfloat16 if weights == "half" else dtype
+        weights = "stored" if weights == "half" else weights
+        model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(of_weights).eval()
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
             state_layers=layers, weights=weights,
@@ -192,6 +205,7 @@ class RandomRun:
 CASES = [
     *((kind, weights) for kind in list(CONFIGS)[:3] for weights in ("stored", "int8")),
     *((kind, "int8") for kind in list(CONFIGS)[3:]),
+    ("wide", "half"),  # weights of half precision, also for products in float32
     ("llama", "int4"),
 ]
 

@@ -63,11 +63,15 @@ def test_int4_that_no_group_fits_is_refused() -> None:
         OpenVinoRunner(model, replace(CONFIG, weights="int4"))
 
 
-@pytest.mark.parametrize(("least", "weights"), [(1, "int8"), (10**9, "stored")])
+@pytest.mark.parametrize(
+    ("least", "has_vnni", "weights"),
+    [(1, True, "int8"), (10**9, True, "stored"), (1, False, "stored")],
+)
 def test_auto_is_int8_for_large_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, weights: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, has_vnni: bool, weights: str
 ) -> None:
     monkeypatch.setattr(openvino_runner, "LARGE", least)
+    monkeypatch.setattr(openvino_runner, "has_vnni", lambda: has_vnni)
     make_model("llama").save_pretrained(tmp_path)
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="auto"))
     assert runner.config.weights == weights

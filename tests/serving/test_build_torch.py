@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from smartspec_py.config import ConfigError, LimitsConfig, TorchEngineConfig
 from smartspec_py.engines.torch import build as build_torch
+from smartspec_py.engines.torch import threads
 from smartspec_py.engines.torch.runner import RunnerConfig
 from smartspec_py.serving import build
 
@@ -170,9 +171,11 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
         build_torch.build_torch(config(runtime="openvino"), LIMITS, tmp_path)
 
 
-@pytest.mark.parametrize(("flags", "end"), [({"avx2"}, "no VNNI)"), ({"avx_vnni"}, "weights")])
+@pytest.mark.parametrize(
+    ("flags", "end"), [({"avx2"}, "drafts: no VNNI)"), ({"avx_vnni"}, "weights")]
+)
 def test_the_runtime_says_that_8_bit_products_are_slow(
     monkeypatch: pytest.MonkeyPatch, flags: set[str], end: str
 ) -> None:
-    monkeypatch.setattr(build_torch, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(threads, "cpu_flags", lambda: flags)
     assert build_torch._weights_text("int8").endswith(end)

@@ -11,10 +11,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 
-from smartspec_bench.prompts import PROMPT_SEED, Prompt, generated
-from smartspec_bench.results import BenchError, Recorder, phase_of
+from smartspec_bench.prompts import Prompt, generated
+from smartspec_bench.results import Recorder, check_answered, phase_of
 from smartspec_bench.streams import Exchange, Transport, answer, counts_of, seconds_from_now
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
@@ -26,15 +26,14 @@ AT_ONCE = "at once"
 IN_PROCESS = ", in process"
 """Suffix of the policies of the server in this process."""
 
-SEEDS_PER_SIZE = 100
-
 Serve = Callable[[str, Sequence[Prompt]], Awaitable[list[Exchange]]]
 """Serves requests that are due at once under a policy."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """sizes: numbers of requests at once. own: prompts instead of those of the workload."""
+    """sizes: numbers of requests at once. own: prompts instead of those of the workload. template:
+    see `prompts.generated`."""
 
     sizes: Sequence[int]
     workload: str
@@ -42,14 +41,12 @@ class Load:
     max_tokens: int
     temperature: float = 0.0
     own: Sequence[Prompt] = ()
+    template: Callable[[str], str] = str
 
     def prompts(self, number: int, size: int) -> list[Prompt]:
-        """The requests of a round; `own` is continued in each round, and repeated."""
-        if self.own:
-            start = (number + 1) * size
-            return [self.own[(start + index) % len(self.own)] for index in range(size)]
-        seed = PROMPT_SEED + SEEDS_PER_SIZE * size + number
-        return list(islice(generated(self.workload, seed), size))
+        """The requests of a round. Each round continues where the one before has ended."""
+        prompts = cycle(self.own) if self.own else generated(self.workload, template=self.template)
+        return list(islice(prompts, (number + 1) * size, (number + 2) * size))
 
 
 def through(transport: Transport, load: Load) -> Serve:
@@ -129,9 +126,8 @@ async def run(
             shift = number % len(names)
             for name in (*names[shift:], *names[:shift]):
                 exchanges = await sides[name](name, prompts)
-                failed = [one.error for one in exchanges if one.error is not None]
-                if number < 0 and failed:
-                    raise BenchError(f"warm-up: {len(failed)} requests failed: {failed[0]}")
-                if number >= 0:
+                if number < 0:
+                    check_answered(exchanges)
+                else:
                     place = AT_ONCE, load.workload, float(size)
                     recorder.add(phase_of(name, place, number, exchanges))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
 from smartspec_bench.prompts import PROMPT_SEED, generated
-from smartspec_bench.results import BenchError, Recorder, phase_of
+from smartspec_bench.results import BenchError, Recorder, check_answered, phase_of
 from smartspec_bench.streams import Exchange, counts_of
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 WARM_UP_SEED = PROMPT_SEED - 1
-"""Its prompts are used in no phase."""
+"""No phase has it."""
 
 EXTRA_SLOTS = 4
 """Requests beyond those that the engine serves at once, so that the queue is never empty."""
@@ -250,7 +250,7 @@ class _FullQueue:
         self._from_s = self._to_s = math.inf
 
     def due(self) -> Iterator[Due]:
-        prompts = generated(self._settings.workload, WARM_UP_SEED)
+        prompts = generated(self._settings.workload, WARM_UP_SEED, self._settings.template)
         most = self._settings.max_tokens
         for number, prompt in enumerate(islice(prompts, self._num_slots), start=1):
             yield Due(0.0, replace(prompt, max_tokens=math.ceil(most * number / self._num_slots)))
@@ -265,9 +265,7 @@ class _FullQueue:
     def rate_rps(self) -> float:
         """Tokens per second, divided by the mean tokens of a request that was not shortened."""
         exchanges = self.side.exchanges
-        failed = [one.error for one in exchanges if one.error is not None]
-        if failed:
-            raise BenchError(f"{len(failed)} of {len(exchanges)} requests failed: {failed[0]}")
+        check_answered(exchanges)
         num_tokens = sum(
             num
             for exchange in exchanges

@@ -1,8 +1,9 @@
 """Compares this server with others on the same machine: `scripts/bench_peer`.
 
 Every server is a process with an OpenAI-compatible `/v1/completions`. They serve the same prompts
-in turns, greedily, with the same number of tokens. While one works, the others are stopped, because
-a process that waits may keep a core busy. The result is a document of `smartspec bench`: below, the
+in turns, greedily. This server first answers all prompts, and then every server generates as many
+tokens for a prompt as that answer has. While one works, the others are stopped, because a process
+that waits may keep a core busy. The result is a document of `smartspec bench`: below, the
 policy `goodput` of this server is compared with each other server.
 
 The other servers must not reuse prefixes (llama.cpp: the field cache_prompt is sent as false).
@@ -21,19 +22,21 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from smartspec_bench import real_model
 from smartspec_bench.live import Load, Serve, run, through
-from smartspec_bench.prompts import MIXED, Prompt
+from smartspec_bench.prompts import MIXED, WORKLOADS, Prompt, chat_template
 from smartspec_bench.report import markdown
-from smartspec_bench.results import BenchError, Recorder, described
+from smartspec_bench.results import BenchError, Recorder, check_answered, described
 from smartspec_bench.streams import Exchange, HttpStreams, StreamError
 
 START_S = 1800.0
 STOP_S = 30.0
 POLL_S = 0.5
+MAX_PROMPTS = 160
 PORT = 8390
 """Of this server; its other ports are the next ones."""
 
@@ -139,8 +142,9 @@ def asking(peer: Peer, load: Load, process: subprocess.Popen[bytes] | None = Non
 def ours(options: argparse.Namespace) -> list[Peer]:
     """This server, once for each policy; they share its process."""
     ports = ("--http-port", "--grpc-port", "--metrics-port")
-    command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--model", options.model]
+    command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--model", str(options.model)]
     command += ["--draft", options.draft] if options.draft else []
+    command += ["--heads", str(options.heads)] if options.heads else []
     command += ["--dtype", options.dtype, "--num-threads", str(options.num_threads)]
     command += ["--set", "limits.max_context_len=512", "--openai-port", str(PORT)]
     command += [word for i, name in enumerate(ports) for word in (name, str(PORT + 1 + i))]
@@ -151,13 +155,27 @@ def ours(options: argparse.Namespace) -> list[Peer]:
     ]
 
 
+async def with_lengths(load: Load) -> list[Prompt]:
+    """Prompts for all rounds, each with the length of this server's answer as its max_tokens."""
+    prompts = load.prompts(-1, min(MAX_PROMPTS, (load.rounds + 1) * max(load.sizes)))
+    async with HttpStreams(f"http://127.0.0.1:{PORT + 1}") as streams:
+        exchanges = await through(streams, load)("none", prompts)
+    check_answered(exchanges)
+    return [
+        replace(prompt, max_tokens=exchange.num_tokens)
+        for prompt, exchange in zip(prompts, exchanges, strict=True)
+    ]
+
+
 def measure(options: argparse.Namespace, load: Load, recorder: Recorder) -> None:
     """Start all servers and run all rounds. Raises BenchError."""
     logs = options.out.parent
     own = ours(options)
-    fields = {"model": options.model, "ignore_eos": True, "cache_prompt": False}
+    fields = {"model": str(options.model), "ignore_eos": True, "cache_prompt": False}
     with ExitStack() as stack:
         stack.enter_context(running(own[0], logs / "ours.log"))
+        _say("lengths of the answers")
+        load = replace(load, own=asyncio.run(with_lengths(load)))
         sides = {peer.name: asking(peer, load) for peer in own}
         for number, (name, port, command) in enumerate(options.peer or ()):
             peer = Peer(name, int(port), shlex.split(command), fields)
@@ -170,11 +188,16 @@ def measure(options: argparse.Namespace, load: Load, recorder: Recorder) -> None
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     sizes = [int(size) for size in options.concurrency.split(",")]
-    load = Load(sizes, MIXED, options.rounds, options.max_tokens)
+    try:
+        options.model, options.heads = real_model.served(options.model, options.heads)
+        template = chat_template(options.model)
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    load = Load(sizes, options.workload, options.rounds, options.max_tokens, template=template)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     about = described(
         "Comparison with other servers",
-        model=options.model,
+        model=options.model.name,
         dtype=options.dtype,
         num_threads=options.num_threads,
         **{name: command for name, _, command in options.peer or ()},
@@ -196,8 +219,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", required=True, help="target model of this server")
+    parser.add_argument(
+        "--model", type=Path, help="target model of this server; default: that of the quickstart"
+    )
     parser.add_argument("--draft", help="draft model of this server")
+    parser.add_argument("--heads", type=Path, help="heads of this server")
+    parser.add_argument("--workload", choices=WORKLOADS, default=MIXED)
     parser.add_argument(
         "--peer",
         nargs=3,
@@ -208,7 +235,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--policies", default="none,goodput", help="of this server")
     parser.add_argument("--concurrency", default="1,8", help="requests at once")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32", help="of this server")
     parser.add_argument("--num-threads", type=int, default=2, help="of this server")
     parser.add_argument("--out", type=Path, default=Path(".smartspec/results/peer.json"))

@@ -7,7 +7,7 @@ prompts for all policies. The order of the points is random in each repeat.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -28,7 +28,8 @@ SEEDS_PER_POINT = 1000
 class Settings:
     """loads: of steady phases, as shares of the saturation rate without speculation. seconds:
     duration of a steady phase; the other shapes last 4 times as long. num_closed: requests of a
-    closed phase. saturation_s: duration of the measurement of the saturation rate."""
+    closed phase. saturation_s: duration of the measurement of the saturation rate. max_tokens: most
+    answers to real texts are shorter. template: see `prompts.generated`."""
 
     policies: tuple[str, ...] = ("none", "fixed:1", "fixed:3", "fixed:5", "goodput")
     shapes: tuple[str, ...] = (CLOSED, STEADY, STEP)
@@ -38,9 +39,10 @@ class Settings:
     seconds: float = 12.0
     num_closed: int = 6
     saturation_s: float = 12.0
-    max_tokens: int = 64
+    max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 1
+    template: Callable[[str], str] = str
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def rounds(found: list[Point], settings: Settings) -> Iterator[tuple[int, Point,
 
 def requests(point: Point, settings: Settings, seed: int) -> list[Due]:
     """The requests of a point. Never empty."""
-    prompts = generated(settings.workload, PROMPT_SEED + seed)
+    prompts = generated(settings.workload, PROMPT_SEED + seed, settings.template)
     if point.shape == CLOSED:
         return [Due(0.0, prompt) for prompt in islice(prompts, settings.num_closed)]
     times = [0.0, *arrival_times(poisson_gaps(seed), point.phases)]

@@ -1,21 +1,26 @@
-"""Prompts: the built-in workloads, or a file in one of two formats.
+"""Prompts: of a workload by its name, or of a file in one of two formats.
 
-The formats are JSON lines, and ShareGPT's. In a ShareGPT conversation the first human turn is the
-prompt, because the model writes its own answer. Conversations without a human turn are left out.
+`chat`, `sql`, `summarize` and `qa` are real texts, `mixed` is all of them, and `tiny` has the
+documents that the shipped tiny pair was trained for. The formats of files are JSON lines, and
+ShareGPT's. In a ShareGPT conversation the first human turn is the prompt, because the model writes
+its own answer. Conversations without a human turn are left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from smartspec_bench.workloads import WORKLOADS, generate
+from smartspec_bench import texts
+from smartspec_bench.workloads import stream
+from smartspec_py.engines.torch.gguf_folder import model_folder
 
-MIXED = "mixed"
+MIXED, TINY = "mixed", "tiny"
+WORKLOADS = (*texts.WORKLOADS, MIXED, TINY)
 PROMPT_SEED = 6_000_011
 """Seed of the prompts. It differs from the seeds of the shipped pair's training."""
 
@@ -42,11 +47,46 @@ class Prompt:
         return {"text_input": self.text, **bound}
 
 
-def generated(workload: str, seed: int = PROMPT_SEED) -> Iterator[Prompt]:
-    """An endless sequence of prompts; `mixed` alternates between the workloads."""
-    for index in count():
-        name = WORKLOADS[index % len(WORKLOADS)] if workload == MIXED else workload
-        yield Prompt(generate(name, seed, index).prompt, kind=name)
+def generated(
+    workload: str, seed: int = PROMPT_SEED, template: Callable[[str], str] = str
+) -> Iterator[Prompt]:
+    """An endless sequence of prompts. Those of real texts are all used once in a random order, then
+    in another one, and so on; `mixed` alternates between the four kinds.
+
+    template: of the model, see `chat_template`. Documents of `tiny` get none.
+    """
+    if workload == TINY:
+        yield from (Prompt(one.prompt, kind=one.workload) for one in stream(seed))
+    names = texts.WORKLOADS if workload == MIXED else (workload,)
+    random = Random(seed)
+    while True:
+        orders = [random.sample(texts.prompts(name), texts.NUM_PROMPTS) for name in names]
+        for turn in zip(*orders, strict=True):
+            for name, text in zip(names, turn, strict=True):
+                yield Prompt(template(text), kind=name)
+
+
+def chat_template(model: Path | None) -> Callable[[str], str]:
+    """What makes a prompt of a user's message: the chat template of a model's directory or GGUF
+    file. The message itself is the prompt if there is no model, or if the model has no template.
+
+    Raises ValueError if the files cannot be used.
+    """
+    from smartspec_gateway.openai.errors import ApiError
+    from smartspec_gateway.openai.prompts import Prompts
+
+    if model is None:
+        return str
+    prompts = Prompts(model_folder(model))
+
+    def template(text: str) -> str:
+        return prompts.of_chat([{"role": "user", "content": text}], {})
+
+    try:
+        template("a message")
+    except ApiError:
+        return str
+    return template
 
 
 def read_prompts(path: Path) -> list[Prompt]:

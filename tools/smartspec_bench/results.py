@@ -37,6 +37,13 @@ class BenchError(RuntimeError):
     """The run cannot continue. The message says why."""
 
 
+def check_answered(exchanges: Sequence[Exchange]) -> None:
+    """Raises BenchError if a request failed."""
+    failed = [one.error for one in exchanges if one.error is not None]
+    if failed:
+        raise BenchError(f"{len(failed)} of {len(exchanges)} requests failed: {failed[0]}")
+
+
 @dataclass(frozen=True)
 class Phase:
     """shape, workload, load: see `Place`. duration_s: from the first due request to the last token.

@@ -13,13 +13,11 @@ FOLDER = Path(__file__).with_name("texts")
 
 
 @cache
-def _prompts(workload: str) -> tuple[str, ...]:
-    if workload not in WORKLOADS:
-        raise ValueError(f"no workload {workload!r}: it is one of {', '.join(WORKLOADS)}")
+def prompts(workload: str) -> tuple[str, ...]:
     text = (FOLDER / f"{workload}.txt").read_text(encoding="utf-8")
-    return tuple(prompt.strip() for prompt in text.split("\n----\n"))
+    return tuple(one.strip() for one in text.split("\n----\n"))
 
 
 def prompt(workload: str, index: int) -> str:
-    """The prompt at `index` modulo 40 of a workload. Raises ValueError for an unknown workload."""
-    return _prompts(workload)[index % NUM_PROMPTS]
+    """The prompt at `index` modulo 40 of a workload."""
+    return prompts(workload)[index % NUM_PROMPTS]

@@ -1,4 +1,4 @@
-"""Documents of the four workloads that the shipped tiny models know.
+"""Documents of an invented grammar: the four workloads that the shipped tiny models know.
 
 Rules of this file: pure and seeded, so that `generate(workload, seed, index)` is the same document
 on every machine. Every prompt ends with `ANSWER_MARKER` and every answer starts with a space. The
@@ -129,9 +129,7 @@ class Example:
 
 
 def generate(workload: str, seed: int, index: int) -> Example:
-    """Return document `index` of the stream `seed`; raises ValueError for an unknown workload."""
-    if workload not in _WRITERS:
-        raise ValueError(f"unknown workload {workload!r}, expected one of {WORKLOADS}")
+    """Return document `index` of the stream `seed`."""
     body, answer = _WRITERS[workload](Random(f"{workload}:{seed}:{index}"))
     return Example(workload, f"Task: {workload}\n{body}{ANSWER_MARKER}", f" {answer}")
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from smartspec_bench import real_model
 from smartspec_bench.plan import SHAPES, Settings
 from smartspec_bench.progress import Progress
-from smartspec_bench.prompts import MIXED, read_prompts
+from smartspec_bench.prompts import MIXED, WORKLOADS, chat_template, read_prompts
 from smartspec_bench.results import BenchError, Recorder, described
 from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
-from smartspec_bench.workloads import WORKLOADS
 from smartspec_cli.commands import STDOUT, USAGE_ERROR, JsonFile, check_outputs, fail, write_json
 from smartspec_cli.commands.settings import (
     Changes,
@@ -34,6 +34,7 @@ from smartspec_cli.commands.settings import (
 from smartspec_launch import paths
 from smartspec_launch.address import free_address
 from smartspec_launch.foreground import signals_interrupt, wait_with_progress
+from smartspec_launch.gateway import tokenizer_dir
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import DEFAULT_CONTEXT_LEN, ServerConfig
@@ -58,9 +59,13 @@ _Policies = Annotated[
     str, typer.Option(help="Policies, separated by commas. `none` is the baseline.")
 ]
 _Workload = Annotated[
-    str, typer.Option(help="Prompts: chat, sql, summarize, qa, or mixed for all in turn.")
+    str,
+    typer.Option(
+        help="Real texts: chat, sql, summarize, qa, or mixed for all in turn. tiny: documents for "
+        "the shipped tiny pair, and pairs expanded from it."
+    ),
 ]
-_MaxTokens = Annotated[int, typer.Option(help="Tokens to generate per request.", min=2)]
+_MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate per request.", min=2)]
 _Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)]
 Measure = Callable[[Recorder, Callable[[str], object]], None]
 """Runs a benchmark. Its second argument is told what comes next."""
@@ -108,18 +113,21 @@ def lockstep(
     and falls; start: the first requests of a new server.
     """
     check_outputs(json=json_file)
+    if config is None:
+        model, heads = _served(model, heads)
+    checked = server_config(model, draft, heads, config, settings, limits=LIMITS)
     plan = Settings(
         policies=tuple(_with_none(policies)),
         shapes=tuple(_among("shapes", shapes.split(","), SHAPES)),
         loads=tuple(numbers_of(loads, "loads", 0.001, 1000)),
-        workload=_among("workload", [workload], (*WORKLOADS, MIXED))[0],
+        workload=_among("workload", [workload], WORKLOADS)[0],
         repeats=repeats,
         seconds=seconds,
         saturation_s=saturation_s,
         max_tokens=max_tokens,
         temperature=temperature,
+        template=parsed("model", chat_template, tokenizer_dir(checked)),
     )
-    checked = server_config(model, draft, heads, config, settings, limits=LIMITS)
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         from smartspec_bench.lockstep import Side, run
@@ -145,7 +153,10 @@ def live(
     settings: Changes = None,
     url: Annotated[
         str | None,
-        typer.Option(help="A running server, such as http://127.0.0.1:8000, instead of --model."),
+        typer.Option(
+            help="A running server, such as http://127.0.0.1:8000. Of --model, only the chat "
+            "template is then used."
+        ),
     ] = None,
     policies: _Policies = _POLICIES,
     concurrency: Annotated[
@@ -162,7 +173,7 @@ def live(
     overhead: Annotated[
         bool, typer.Option(help="Also serve in this process: the difference is Triton and HTTP.")
     ] = False,
-    max_tokens: _MaxTokens = 64,
+    max_tokens: _MaxTokens = _DEFAULTS.max_tokens,
     temperature: _Temperature = 0.0,
     json_file: JsonFile = None,
 ) -> None:
@@ -177,13 +188,14 @@ def live(
     check_outputs(json=json_file)
     names = _with_none(policies)
     sizes = [int(size) for size in numbers_of(concurrency, "concurrency", 1, MAX_AT_ONCE)]
-    _among("workload", [workload], (*WORKLOADS, MIXED))
+    _among("workload", [workload], WORKLOADS)
     own = [] if input_file is None else parsed("input", read_prompts, input_file)
     label = workload if input_file is None else input_file.name
     load = Load(sizes, label, rounds, max_tokens, temperature, own)
     if url is not None:
-        if model or draft or config or overhead:
-            fail("--url excludes --model, --draft, --config and --overhead", USAGE_ERROR)
+        if draft or heads or config or overhead:
+            fail("--url excludes --draft, --heads, --config and --overhead", USAGE_ERROR)
+        load = replace(load, template=parsed("model", chat_template, model))
         about = described("Policies on a running server", url=url)
         _run(
             about,
@@ -192,7 +204,10 @@ def live(
         )
         return
     limits = {**LIMITS, "max_sequences": max(sizes)}
+    if config is None:
+        model, heads = _served(model, heads)
     checked = server_config(model, draft, heads, config, settings, limits=limits)
+    load = replace(load, template=parsed("model", chat_template, tokenizer_dir(checked)))
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         address = free_address()
@@ -207,6 +222,14 @@ def live(
             asyncio.run(_on_server(address.grpc_url, names, load, beside, recorder, say))
 
     _run(described("Policies on Triton", **_about(checked, temperature)), json_file, measure)
+
+
+def _served(model: Path | None, heads: Path | None) -> tuple[Path, Path | None]:
+    """The model and heads of the options; without a model, that of the quickstart."""
+    try:
+        return real_model.served(model, heads)
+    except FileNotFoundError as error:
+        fail(str(error), USAGE_ERROR)
 
 
 async def _on_server(

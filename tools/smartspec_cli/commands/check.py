@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ from smartspec_bench.exactness import (
     force_drafting,
 )
 from smartspec_bench.progress import Progress
-from smartspec_bench.workloads import WORKLOADS, generate
+from smartspec_bench.prompts import MIXED, chat_template, generated
 from smartspec_cli.commands import (
     JsonFile,
     check_outputs,
@@ -36,8 +37,10 @@ from smartspec_cli.commands.settings import (
     Model,
     engine_of,
     numbers_of,
+    parsed,
     server_config,
 )
+from smartspec_launch.gateway import tokenizer_dir
 from smartspec_py.config import ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_testing.local import serving
@@ -94,9 +97,11 @@ def check(
     drafted nothing.
     """
     check_outputs(json=json_file)
-    requests = _requests(numbers_of(temperatures, "temperatures", 0, 100), prompts, seed)
     engine = {"profile_cache": None}
     checked = server_config(model, draft, heads, config, settings, engine=engine, limits=LIMITS)
+    template = parsed("model", chat_template, tokenizer_dir(checked))
+    texts = [one.text for one in islice(generated(MIXED, seed, template), 4 * prompts)]
+    requests = _requests(texts, numbers_of(temperatures, "temperatures", 0, 100), seed)
     reports, facts = _run(checked, requests, tokens)
     console = result_console(json_file)
     compares_bits = str(facts.get("runtime")).startswith("OpenVINO")
@@ -110,18 +115,19 @@ def check(
     raise typer.Exit(0 if summary["verdict"] == "PASS" else 1)
 
 
-def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[GenerateParams]:
+def _requests(
+    texts: Sequence[str], temperatures: Sequence[float], seed: int
+) -> list[GenerateParams]:
     return [
         GenerateParams(
-            text=generate(workload, seed, index).prompt,
+            text=text,
             max_tokens=MAX_TOKENS,
             temperature=temperature,
             seed=seed + index,
             return_log_probs=True,
             **PENALTIES[index % len(PENALTIES)],
         )
-        for workload in WORKLOADS
-        for index in range(prompts)
+        for index, text in enumerate(texts)
         for temperature in temperatures
     ]
 

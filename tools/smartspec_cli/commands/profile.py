@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_bench.progress import Progress
-from smartspec_bench.prompts import MIXED, PROMPT_SEED, generated, read_prompts
+from smartspec_bench.prompts import MIXED, chat_template, generated, read_prompts
 from smartspec_cli.commands import (
     JsonFile,
     check_outputs,
@@ -33,6 +33,7 @@ from smartspec_cli.commands.settings import (
     parsed,
     server_config,
 )
+from smartspec_launch.gateway import tokenizer_dir
 from smartspec_py.config import DRAFT_MODEL, ServerConfig
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def profile(
     own = [] if input_file is None else parsed("input", read_prompts, input_file)
     check_outputs(table=table_file, json=json_file)
     checked = server_config(model, draft, None, config, settings)
-    used = own or list(islice(generated(MIXED, PROMPT_SEED), prompts))
+    template = parsed("model", chat_template, tokenizer_dir(checked))
+    used = own or list(islice(generated(MIXED, template=template), prompts))
     engine, accept_prob = _measured(checked, [one.text for one in used[:prompts]], temperature)
     limits = checked.limits
     sizes = batch_sizes(limits.max_sequences)

@@ -25,7 +25,7 @@ CUT = "\ufdd0"
 Unicode reserves this character for use inside programs."""
 
 
-class PromptError(Exception):
+class PromptError(ValueError):
     """The files of the model cannot be used. The message names the file."""
 
 

@@ -65,7 +65,13 @@ from smartspec_py.engines.torch.runner import (
     load_runner,
 )
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.engines.torch.threads import TRIED_PASS, set_fastest, thread_counts
+from smartspec_py.engines.torch.threads import (
+    TRIED_PASS,
+    cpu_flags,
+    has_vnni,
+    set_fastest,
+    thread_counts,
+)
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig, TorchEngineConfig
@@ -400,15 +406,9 @@ def _weights_text(weights: str) -> str:
     """What to say of the weights behind the name of the runtime."""
     if weights == "stored":
         return ""
-    has_vnni = cpu_flags() & {"avx512_vnni", "avx_vnni"}
-    return f", {weights} weights" + ("" if has_vnni else " (slow: this processor has no VNNI)")
-
-
-def cpu_flags() -> set[str]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return set(flags.partition(":")[2].split())
+    return f", {weights} weights" + (
+        "" if has_vnni() else " (slow, and texts can depend on drafts: no VNNI)"
+    )
 
 
 def _device_names(places: Placement) -> str:

@@ -54,9 +54,12 @@ tests/engines/test_model_types.py compares each with Transformers. Other models 
 or masks to attention in other ways, and would be served with wrong texts."""
 
 ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding whose angles depend only on the position. With others, such as longrope
-and dynamic, Transformers chooses the angles of a whole pass by its longest request, so a text would
-depend on the other requests."""
+"""Kinds of rotary embedding whose angles depend only on the position. With others, such as dynamic,
+Transformers chooses the angles of a whole pass by its longest request, so a text would depend on
+the other requests."""
+
+SERVED_ROTATIONS = (*ROTATIONS, "longrope")
+"""See `rope.fix_longrope`."""
 
 
 QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -154,11 +157,11 @@ def check_model(name: str, folder: Path) -> None:
         )
     for field in ("rope_scaling", "rope_parameters"):
         for rotation in _rotations(document.get(field)):
-            if rotation not in ROTATIONS:
+            if rotation not in SERVED_ROTATIONS:
                 raise ModelError(
                     f"{name} has a rotary embedding of the type {rotation} ({field} in its "
                     f"config.json), which is not supported: use a model with one of these types: "
-                    f"{', '.join(ROTATIONS)}"
+                    f"{', '.join(SERVED_ROTATIONS)}"
                 )
 
 

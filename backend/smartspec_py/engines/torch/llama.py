@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from smartspec_py.engines.torch.checkpoint import ROTATIONS
+from smartspec_py.engines.torch.checkpoint import SERVED_ROTATIONS
 from smartspec_py.engines.torch.rope import rope_of
 
 FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
@@ -27,7 +27,7 @@ def can_write_out(config: Any) -> bool:
         ropes = list(ropes[0].values())
     return (
         activation(config) in ("silu", "gelu_pytorch_tanh")
-        and all(rope["rope_type"] in ROTATIONS for rope in ropes)
+        and all(rope["rope_type"] in SERVED_ROTATIONS for rope in ropes)
         and not getattr(config, "attn_logit_softcapping", None)
         and not getattr(config, "final_logit_softcapping", None)
         and not getattr(config, "use_bidirectional_attention", None)

@@ -66,14 +66,16 @@ class DecoderGraph:
         group: int,
         max_len: int,
         num_threads: int,
+        is_half: bool,
     ) -> None:
         """model: of Transformers; only its structure is used. num_bits: of the weights of products,
         8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
-        have 8. max_len: number of positions. num_threads: threads that will run the graph.
+        have 8. max_len: number of positions. num_threads: threads that will run the graph. is_half:
+        whether products have half precision.
         """
         config = model.config
         self.weights, self.num_bits, self.group = weights, num_bits, group
-        self.num_threads = num_threads
+        self.num_threads, self.is_half = num_threads, is_half
         self.config = config
         self.max_len = max_len
         self.memory: list[Any] = []
@@ -308,9 +310,14 @@ class DecoderGraph:
         return op.constant(tensor, shared_memory=True)
 
     def _stored(self, weight: torch.Tensor) -> Any:
-        """The weight as float32 in the graph, on its own memory. OpenVINO keeps the stored
-        precision, and multiplies in the precision of its settings."""
-        if weight.dtype == torch.float32:
+        """The weight as float32 in the graph, on its own memory.
+
+        Products in half precision keep weights of half precision. Those in float32 get them as
+        float32: otherwise OpenVINO 2026.4 converts them in each pass, and sums in another order in
+        passes of up to 4 tokens (with two threads) and of 256 and more, if a product is 4,096 wide.
+        """
+        if weight.dtype == torch.float32 or not self.is_half:
+            weight = weight.float()
             return self._constant(weight, weight.shape, ov.Type.f32)
         stored = self._constant(weight.view(torch.int16), weight.shape, TYPES[weight.dtype])
         converted = _conversion(self.marked.clone())

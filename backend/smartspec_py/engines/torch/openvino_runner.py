@@ -7,6 +7,8 @@ The logits of a token have the same bits in every pass, whatever else the pass c
 its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
 that sum in different orders, so each kind of token is always computed by the same ones:
 - No product has a single row. A lone token is computed twice.
+- Products in float32 have no weights of half precision, see `openvino_graph`. Those with weights of
+  8 and 4 bits need a processor with VNNI.
 - Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
   token that is left of a prompt.
 - All other tokens, which were generated or are drafts, are attended as separate sequences of one
@@ -43,7 +45,7 @@ from smartspec_py.engines.torch.runner import (
     key_shape,
     load_config,
 )
-from smartspec_py.engines.torch.threads import TRIED_PASS, set_fastest
+from smartspec_py.engines.torch.threads import TRIED_PASS, has_vnni, set_fastest
 from smartspec_py.engines.torch.weights import FileWeights, Weights
 
 GROUPS = (128, 64, 32)
@@ -57,9 +59,12 @@ ALIGNMENT = 64
 NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
 
 LARGE = 100_000_000
-"""Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass
-takes as long as reading them: with int8, 0.43 to 0.75 of the time on all processors that were
-tried. The choice is not measured at each start, because texts depend on it."""
+"""Parameters from which `auto` means int8 on processors with VNNI. Such weights do not fit in a
+CPU's caches, so a pass takes as long as reading them: with int8, 0.43 to 0.75 of the time on all
+processors that were tried. The choice is not measured at each start, because texts depend on it.
+
+Without VNNI, OpenVINO 2026.4 converts 8-bit weights to float32, and sums in another order in passes
+of more than 83 tokens, and of more than 4 if a product is 8,192 wide (AVX2, emulated)."""
 
 TRIED_BYTES = 256 << 20
 """Numbers of threads are tried with as many layers as have this size: more than the caches hold."""
@@ -99,7 +104,9 @@ class OpenVinoRunner(Runner):
             "ENABLE_CPU_PINNING": False,
         }
         of_model = weights or Weights(model.state_dict())
-        graph = self._graph_class(model, of_model, num_bits, group, config.max_len, num_threads)
+        is_half = config.dtype in HALF
+        sizes = num_bits, group, config.max_len, num_threads
+        graph = self._graph_class(model, of_model, *sizes, is_half)
         built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
         self._memory = graph.memory
         compiled = core.compile_model(built, "CPU", settings)
@@ -235,8 +242,7 @@ def _parts(one: RowInput) -> list[RowInput]:
 def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> OpenVinoRunner:
     """Load weights from a local directory, tensor by tensor.
 
-    bfloat16 weights are read in half the time of float32, with exact results even if the products
-    use float32. counts: numbers of threads to choose from, see `threads`; empty keeps the number.
+    counts: numbers of threads to choose from, see `threads`; empty keeps the number.
     Raises ModelError.
     """
     hf_config = load_config(config)
@@ -247,8 +253,8 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
     check_complete(missing, config)
     weights = Weights(files)
     if config.weights == "auto":
-        is_large = model.num_parameters() >= LARGE
-        config = replace(config, weights="int8" if is_large else "stored")
+        is_int8 = model.num_parameters() >= LARGE and has_vnni()
+        config = replace(config, weights="int8" if is_int8 else "stored")
     if counts:
         layers = model.model.layers
         num_bytes = sum(one.numel() for one in layers[0].parameters())

@@ -42,3 +42,15 @@ def use_new_rope(config: Any, folder: Path) -> None:
         )
     config.rope_theta = theta
     config.rope_scaling = None if settings.get("rope_type", "default") == "default" else settings
+
+
+def fix_longrope(config: Any, max_len: int) -> None:
+    """Choose one list of factors of longrope for all requests: the long one if the served context
+    is longer than that of the training. Transformers would choose by the longest request of a pass.
+    """
+    for settings in (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")):
+        if settings and settings.get("rope_type", settings.get("type")) == "longrope":
+            trained = settings.get("original_max_position_embeddings")
+            is_long = max_len > (trained or config.original_max_position_embeddings)
+            factors = settings["long_factor" if is_long else "short_factor"]
+            settings["long_factor"] = settings["short_factor"] = factors

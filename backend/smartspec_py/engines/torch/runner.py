@@ -29,7 +29,7 @@ from smartspec_py.engines.torch.packed import (
     RowInput,
     pack,
 )
-from smartspec_py.engines.torch.rope import IS_OLD, use_new_rope
+from smartspec_py.engines.torch.rope import IS_OLD, fix_longrope, use_new_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +202,7 @@ def load_config(config: RunnerConfig) -> Any:
     hf_config.__dict__.pop("quantization_config", None)  # `file_tensors` dequantises
     if IS_OLD:
         use_new_rope(hf_config, config.path)
+    fix_longrope(hf_config, config.max_len)
     return hf_config
 
 

@@ -1,4 +1,4 @@
-"""The number of compute threads on a CPU, if engine.json leaves it open.
+"""The processor: its instructions, and the number of compute threads if engine.json leaves it open.
 
 With all cores but one, other busy processes do not slow down a pass. With few cores, the last one
 is worth more: passes are timed with both numbers, and all cores are used if they are clearly
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -46,3 +48,16 @@ def set_fastest(counts: Sequence[int], pass_s: Callable[[], float]) -> None:
         if seconds < MIN_GAIN * least:
             chosen, least = count, seconds
     torch.set_num_threads(chosen)
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def has_vnni() -> bool:
+    """Whether the processor multiplies 8-bit integers."""
+    return bool(cpu_flags() & {"avx512_vnni", "avx_vnni"})

@@ -1,0 +1,107 @@
+"""Prompts: real texts, documents of the tiny pair, files, and chat templates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import unicodedata
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from servers import TINY
+
+from smartspec_bench import texts
+from smartspec_bench.live import Load
+from smartspec_bench.prompts import Prompt, PromptFileError, chat_template, generated, read_prompts
+from smartspec_bench.workloads import stream
+
+
+@pytest.mark.parametrize(
+    ("workload", "shortest", "longest"),
+    [("chat", 40, 400), ("sql", 150, 700), ("summarize", 450, 1200), ("qa", 450, 1200)],
+)
+def test_a_workload_has_40_texts(workload: str, shortest: int, longest: int) -> None:
+    """Lengths are in characters: a token has three to five."""
+    prompts = texts.prompts(workload)
+    assert len(prompts) == texts.NUM_PROMPTS
+    assert texts.prompt(workload, 43) == prompts[3]
+    for prompt in prompts:
+        assert shortest <= len(prompt) <= longest, prompt
+        assert prompt == unicodedata.normalize("NFC", prompt).strip()
+        assert all(char == "\n" or char.isprintable() for char in prompt), prompt
+
+
+def test_no_prompt_occurs_twice() -> None:
+    prompts = [text for name in texts.WORKLOADS for text in texts.prompts(name)]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_documents_are_those_of_the_training() -> None:
+    """Others would have another acceptance rate."""
+    text = "".join(one.prompt + one.answer for one in islice(stream(5), 400))
+    digest = "da8be53ce4db7e3546e993e0d17ad0dfa9a66654cabdd7a118f29602ae763d57"
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
+
+
+def test_prompts_of_files(tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "a", "max_tokens": 3}\n\n{"text_input": "b", "kind": "k"}\n')
+    assert read_prompts(own) == [Prompt("a", 3), Prompt("b", None, "k")]
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
+    shared = tmp_path / "shared.json"
+    shared.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[1:]}]))
+    assert read_prompts(shared) == [Prompt("hi", kind="sharegpt")]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "holds no prompt"),
+        ("{", "line 1: Expecting"),
+        ('{"prompt": ""}', "line 1: prompt: got"),
+        ('{"prompt": "a"}\n{"text": "a"}', "line 2: unknown key"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens: got 0"),
+        ('[{"conversations": []}]', "holds no prompt"),
+        ('[{"conversations": [{"value": "hi"}]}]', "entry 1: 'from'"),
+    ],
+)
+def test_prompt_files_that_are_none(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(PromptFileError, match=word):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize("workload", ["mixed", "tiny"])
+def test_generated_prompts_are_the_workloads_in_turn(workload: str) -> None:
+    kinds = [prompt.kind for prompt in islice(generated(workload), 5)]
+    assert kinds == ["chat", "sql", "summarize", "qa", "chat"]
+
+
+def test_every_text_is_used_before_one_is_used_again() -> None:
+    found = [prompt.text for prompt in islice(generated("qa"), 80)]
+    assert len(set(found[:40])) == 40
+    assert sorted(found[:40]) == sorted(found[40:])
+    assert found[:40] != found[40:]
+    assert found[:40] != [prompt.text for prompt in islice(generated("qa", seed=2), 40)]
+
+
+def test_the_chat_template_of_a_model(tmp_path: Path) -> None:
+    """A directory with a template, the same without it, and one without a tokenizer."""
+    shutil.copy(TINY / "target" / "tokenizer.json", tmp_path)
+    assert chat_template(tmp_path)("hi") == chat_template(None)("hi") == "hi"
+    (tmp_path / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
+    template = chat_template(tmp_path)
+    assert template("hi") == "<hi>"
+    assert all(one.text.startswith("<") for one in islice(generated("mixed", 1, template), 8))
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        chat_template(TINY)
+
+
+@pytest.mark.parametrize("own", [[], [Prompt(c) for c in "abc"]])
+def test_a_round_continues_where_the_one_before_ended(own: list[Prompt]) -> None:
+    load = Load(sizes=(2,), workload="sql", rounds=2, max_tokens=6, own=own)
+    found = [prompt for number in (-1, 0, 1) for prompt in load.prompts(number, 2)]
+    assert found == (own * 2 if own else list(islice(generated("sql"), 6)))
