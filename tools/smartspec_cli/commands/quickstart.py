@@ -19,6 +19,7 @@ from rich.table import Table
 
 from smartspec_bench import texts
 from smartspec_bench.progress import Progress
+from smartspec_bench.prompts import chat_template
 from smartspec_bench.real_model import FILE, HEAD, REPOSITORY, download
 from smartspec_bench.streams import COUNTS, Exchange, GrpcStreams, HttpStreams, StreamError, ask
 from smartspec_bench.workloads import WORKLOADS, generate
@@ -172,8 +173,6 @@ def quickstart(
 
 def real_model(console: Console) -> Shown | None:
     """SmolLM2-135M-Instruct, downloaded once; None if that fails."""
-    from transformers import AutoTokenizer
-
     if not FILE.is_file():
         with Progress("downloading SmolLM2-135M-Instruct, 93 MB"):
             reason = download()
@@ -187,12 +186,8 @@ def real_model(console: Console) -> Shown | None:
         "Serving SmolLM2-135M-Instruct (Apache-2.0). Drafts come from an EAGLE-3 head, or are "
         "copied from earlier text."
     )
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(FILE))
-    prompts = {}
-    for workload in texts.WORKLOADS:
-        messages = [{"role": "user", "content": texts.prompt(workload, 0)}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        prompts[workload] = str(text)
+    template = chat_template(FILE)
+    prompts = {one: template(texts.prompt(one, 0)) for one in texts.WORKLOADS}
     return Shown(FILE, None, HEAD, prompts)
 
 
