@@ -1,7 +1,7 @@
 """OpenVINO GenAI as a server with `/v1/completions`, for `scripts/bench_peer`.
 
 Runs in an environment of its own with openvino-genai, on a model that `optimum-cli export openvino`
-has made: python peer_genai.py MODEL --port 8392 [--draft DRAFT --k 3]. Answers in one event, so the
+has made: python peer_genai.py MODEL --port 8392 [--draft DRAFT | --lookup] [--k 3]. Answers in one event, so the
 time to the first token is that to the last one.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 CACHE_GB = 2
 IDLE_S = 0.001
+MAX_NGRAM = 3
 
 
 class Pipeline:
@@ -25,7 +26,8 @@ class Pipeline:
     def __init__(self, options: argparse.Namespace) -> None:
         import openvino_genai as genai
 
-        self._genai, self._ids, self._k = genai, count(), options.k if options.draft else 0
+        self._genai, self._ids = genai, count()
+        self._k = options.k if options.draft or options.lookup else 0
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB
         scheduler.enable_prefix_caching = False
@@ -34,7 +36,7 @@ class Pipeline:
             "INFERENCE_PRECISION_HINT": options.precision,
             "KV_CACHE_PRECISION": options.precision,
         }
-        draft = {}
+        draft: dict[str, Any] = {"prompt_lookup": True} if options.lookup else {}
         if options.draft:
             draft["draft_model"] = genai.draft_model(options.draft, "CPU", **properties)
         self._pipeline = genai.ContinuousBatchingPipeline(
@@ -57,6 +59,7 @@ class Pipeline:
         )
         if self._k:
             config.num_assistant_tokens = self._k
+            config.max_ngram_size = MAX_NGRAM  # of prompt lookup
         inputs = self._tokenizer.encode(prompt).input_ids
         handle = self._pipeline.add_request(next(self._ids), inputs, config)
         # `read_all` would wait with Python's lock, which the thread of the steps needs.
@@ -91,6 +94,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--port", type=int, default=8392)
     parser.add_argument("--draft")
+    parser.add_argument("--lookup", action="store_true", help="drafts by prompt lookup")
     parser.add_argument("--k", type=int, default=3, help="drafts per step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="f32", help="f32 or bf16")
