@@ -1,8 +1,8 @@
 """OpenVINO GenAI as a server with `/v1/completions`, for `scripts/bench_peer`.
 
 Runs in an environment of its own with openvino-genai, on a model that `optimum-cli export openvino`
-has made: python peer_genai.py MODEL --port 8392 [--draft DRAFT | --lookup] [--k 3]. Answers in one event, so the
-time to the first token is that to the last one.
+has made: python peer_genai.py MODEL --port 8392 [--draft DRAFT | --lookup] [--k 3]. Answers in one
+event, so the time to the first token is that to the last one.
 """
 
 from __future__ import annotations
