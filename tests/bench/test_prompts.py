@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import unicodedata
@@ -15,7 +14,6 @@ from servers import TINY
 from smartspec_bench import texts
 from smartspec_bench.live import Load
 from smartspec_bench.prompts import Prompt, PromptFileError, chat_template, generated, read_prompts
-from smartspec_bench.workloads import stream
 
 
 @pytest.mark.parametrize(
@@ -34,15 +32,8 @@ def test_a_workload_has_40_texts(workload: str, shortest: int, longest: int) -> 
 
 
 def test_no_prompt_occurs_twice() -> None:
-    prompts = [text for name in texts.WORKLOADS for text in texts.prompts(name)]
+    prompts = [text for name in (*texts.WORKLOADS, *texts.TINY) for text in texts.prompts(name)]
     assert len(set(prompts)) == len(prompts)
-
-
-def test_documents_are_those_of_the_training() -> None:
-    """Others would have another acceptance rate."""
-    text = "".join(one.prompt + one.answer for one in islice(stream(5), 400))
-    digest = "da8be53ce4db7e3546e993e0d17ad0dfa9a66654cabdd7a118f29602ae763d57"
-    assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
 def test_prompts_of_files(tmp_path: Path) -> None:

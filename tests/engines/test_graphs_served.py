@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from smartspec_bench.workloads import WORKLOADS
-from smartspec_bench.workloads import generate as document
+from smartspec_bench import texts
 from smartspec_py.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.torch import build as build_torch
@@ -35,10 +34,10 @@ LIMITS = LimitsConfig(max_sequences=4, max_context_len=256, max_draft_len=4, pre
 
 def asked(policy: str) -> list[GenerateParams]:
     """Two texts of each workload, one greedy and one sampled, more than are served at once."""
-    texts = [document(workload, 5, 40 + i).prompt for workload in WORKLOADS for i in range(2)]
+    prompts = [texts.prompt(workload, 40 + i) for workload in texts.TINY for i in range(2)]
     return [
         GenerateParams(text, 24, policy=policy, temperature=float(i % 2), seed=7 + i)
-        for i, text in enumerate(texts)
+        for i, text in enumerate(prompts)
     ]
 
 

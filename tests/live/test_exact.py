@@ -12,8 +12,7 @@ from scrape import scrape_when
 from servers import TINY, serving
 from wire import generate
 
-from smartspec_bench.workloads import WORKLOADS
-from smartspec_bench.workloads import generate as make_document
+from smartspec_bench import texts
 from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
 
 pytestmark = pytest.mark.triton
@@ -38,8 +37,8 @@ def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
         max_sequences=8, max_context_len=512, max_cache_tokens=600, max_draft_len=4
     )
     cases = [
-        {"text_input": make_document(name, 1, 0).prompt, "max_tokens": 40, "seed": 5, **fields}
-        for name in WORKLOADS
+        {"text_input": texts.prompt(name, 0), "max_tokens": 40, "seed": 5, **fields}
+        for name in texts.TINY
         for fields in FIELDS
     ]
     with serving(ServerConfig(engine=engine, limits=limits), tmp_path) as server:

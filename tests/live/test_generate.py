@@ -11,8 +11,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
-from smartspec_bench.workloads import WORKLOADS
-from smartspec_bench.workloads import generate as make_document
+from smartspec_bench import texts
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import OUTPUTS
 
@@ -44,25 +43,25 @@ def test_the_documented_request_is_answered_as_it_says(torch_server: TritonServe
 
 
 @pytest.mark.parametrize(
-    ("workload", "temperature"), list(zip(WORKLOADS, (0.0, 1.0, 0.0, 1.0), strict=True))
+    ("workload", "temperature"), list(zip(texts.TINY, (0.0, 1.0, 0.0, 1.0), strict=True))
 )
 def test_one_text_whatever_the_way(
     torch_server: TritonServer, workload: str, temperature: float
 ) -> None:
     """HTTP at once, HTTP streamed and gRPC streamed, each policy: the same text."""
     fields = {
-        "text_input": make_document(workload, 11, 0).prompt,
+        "text_input": texts.prompt(workload, 0),
         "max_tokens": 40,
         "temperature": temperature,
         "seed": 3,
     }
-    texts = set()
+    found = set()
     for policy in POLICIES:
-        texts.add(generate(torch_server, **fields, speculation_policy=policy)["text_output"])
-    texts.add("".join(r["text_output"] for r in generate_stream(torch_server, **fields)))
+        found.add(generate(torch_server, **fields, speculation_policy=policy)["text_output"])
+    found.add("".join(r["text_output"] for r in generate_stream(torch_server, **fields)))
     results = grpc_stream(torch_server, grpc_inputs({**fields, "stream": True}))
-    texts.add(b"".join(r.as_numpy("text_output").item() for r in results).decode())
-    assert len(texts) == 1
+    found.add(b"".join(r.as_numpy("text_output").item() for r in results).decode())
+    assert len(found) == 1
 
 
 def test_tritons_http_client_works_without_administration(torch_server: TritonServer) -> None:
@@ -152,7 +151,7 @@ def _as_list(value: float | list[float]) -> list[float]:
 
 
 def test_a_prompt_that_was_read_before_is_taken_over(torch_server: TritonServer) -> None:
-    prompt = make_document("summarize", 23, 5).prompt
+    prompt = texts.prompt("tiny-summarize", 5)
     fields = {"text_input": prompt, "max_tokens": 12, "temperature": 0.8, "seed": 3}
     first = generate(torch_server, **fields, reuse_prefix=False)
     again = generate(torch_server, **fields)
@@ -172,7 +171,7 @@ def test_seed_is_drawn_and_echoed(torch_server: TritonServer) -> None:
 
 
 def test_stop_words_end_the_text_before_them(torch_server: TritonServer) -> None:
-    fields = {"text_input": make_document("sql", 11, 1).prompt, "max_tokens": 40}
+    fields = {"text_input": texts.prompt("tiny-sql", 1), "max_tokens": 40}
     text = generate(torch_server, **fields)["text_output"]
     word = text[6:9]
     stopped = generate(torch_server, **fields, stop_words=[word, "never there"])

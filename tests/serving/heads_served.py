@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smartspec_bench.workloads import WORKLOADS
-from smartspec_bench.workloads import generate as document
+from smartspec_bench import texts
 from smartspec_py.config import ServerConfig
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.build import build_engine
@@ -21,8 +20,8 @@ TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
 MODEL = TINY / "target"
 
 REQUESTS = [
-    GenerateParams(document(workload, 1_000_005, index).prompt, 40, seed=9, **sampling)
-    for workload in WORKLOADS
+    GenerateParams(texts.prompt(workload, index), 40, seed=9, **sampling)
+    for workload in texts.TINY
     for index, sampling in enumerate(
         (
             {},

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from smartspec_bench.workloads import generate as make_document
+from smartspec_bench import texts
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, Verification
 from smartspec_py.serving.build import build_engine
@@ -22,8 +22,8 @@ ENDS = (0, 5, VOCABULARY["Ġthe"])
 MAX_TOKENS = 48
 SAMPLINGS: list[dict[str, Any]] = [{}, {"temperature": 0.7, "repetition_penalty": 1.2}]
 TEXTS = [
-    {"text": make_document(workload, 6_100_003, 1).prompt, "seed": 7, **sampling}
-    for workload in ("qa", "sql", "chat")
+    {"text": texts.prompt(workload, 1), "seed": 7, **sampling}
+    for workload in ("tiny-qa", "tiny-sql", "tiny-chat")
     for sampling in SAMPLINGS
 ]
 

@@ -16,7 +16,6 @@ from random import Random
 from typing import Any
 
 from smartspec_bench import texts
-from smartspec_bench.workloads import stream
 from smartspec_py.engines.torch.gguf_folder import model_folder
 
 MIXED, TINY = "mixed", "tiny"
@@ -50,20 +49,19 @@ class Prompt:
 def generated(
     workload: str, seed: int = PROMPT_SEED, template: Callable[[str], str] = str
 ) -> Iterator[Prompt]:
-    """An endless sequence of prompts. Those of real texts are all used once in a random order, then
-    in another one, and so on; `mixed` alternates between the four kinds.
+    """An endless sequence of prompts. All texts of a workload are used once in a random order, then
+    in another one, and so on; `mixed` and `tiny` alternate between four kinds.
 
     template: of the model, see `chat_template`. Documents of `tiny` get none.
     """
-    if workload == TINY:
-        yield from (Prompt(one.prompt, kind=one.workload) for one in stream(seed))
-    names = texts.WORKLOADS if workload == MIXED else (workload,)
+    names = {MIXED: texts.WORKLOADS, TINY: texts.TINY}.get(workload, (workload,))
     random = Random(seed)
     while True:
         orders = [random.sample(texts.prompts(name), texts.NUM_PROMPTS) for name in names]
         for turn in zip(*orders, strict=True):
             for name, text in zip(names, turn, strict=True):
-                yield Prompt(template(text), kind=name)
+                kind = name.removeprefix("tiny-")
+                yield Prompt(text if workload == TINY else template(text), kind=kind)
 
 
 def chat_template(model: Path | None) -> Callable[[str], str]:

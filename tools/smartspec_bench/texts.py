@@ -1,13 +1,15 @@
-"""Prompts of real texts: 40 for each of four workloads, written by hand for this project.
+"""Prompts: 40 for each of four workloads, written by hand for this project, and 40 documents for
+each of the four tasks of the tiny pair.
 
-Each workload is a file in `texts/`, whose prompts stand between lines of four hyphens. They are
-what a user sends, without a chat template.
+Each is a file in `texts/`, whose prompts stand between lines of four hyphens. Real texts are what a
+user sends, without a chat template. The documents were not in the training of the tiny pair.
 """
 
 from functools import cache
 from pathlib import Path
 
 WORKLOADS = ("chat", "sql", "summarize", "qa")
+TINY = tuple(f"tiny-{one}" for one in WORKLOADS)
 NUM_PROMPTS = 40
 FOLDER = Path(__file__).with_name("texts")
 
@@ -19,5 +21,5 @@ def prompts(workload: str) -> tuple[str, ...]:
 
 
 def prompt(workload: str, index: int) -> str:
-    """The prompt at `index` modulo 40 of a workload."""
+    """The prompt at `index` modulo 40 of a workload or of a task of the tiny pair."""
     return prompts(workload)[index % NUM_PROMPTS]

@@ -22,7 +22,6 @@ from smartspec_bench.progress import Progress
 from smartspec_bench.prompts import chat_template
 from smartspec_bench.real_model import FILE, HEAD, REPOSITORY, download
 from smartspec_bench.streams import COUNTS, Exchange, GrpcStreams, HttpStreams, StreamError, ask
-from smartspec_bench.workloads import WORKLOADS, generate
 from smartspec_cli.commands import (
     JsonFile,
     check_outputs,
@@ -47,9 +46,6 @@ NO_SPECULATION = "none"
 NUM_RUNS = 3
 MAX_TOKENS = 96
 SEED = 2024
-HELD_OUT_STREAM = 1_000_003
-"""Seed of the shown documents. It is far from the seeds of the training data."""
-
 NEXT = (
     "Next: scripts/quickstart --keep leaves the server running, with a page to chat with it. "
     "docs/start/your-own-pair.md shows how to serve your own models."
@@ -192,7 +188,7 @@ def real_model(console: Console) -> Shown | None:
 
 
 def tiny_pair() -> Shown:
-    prompts = {name: generate(name, HELD_OUT_STREAM, 0).prompt for name in WORKLOADS}
+    prompts = {name: texts.prompt(name, 0) for name in texts.TINY}
     return Shown(TINY_PAIR / "target", TINY_PAIR / "draft", None, prompts)
 
 
