@@ -47,3 +47,7 @@ def download() -> str:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return ""
+
+
+if __name__ == "__main__":
+    sys.exit(None if FILE.is_file() else download() or None)

@@ -1,0 +1,84 @@
+"""A real chat model with its head, in real Triton; skipped where it was not downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servers import serving
+
+import openai
+from smartspec_bench.real_model import FILE, HEAD
+from smartspec_bench.texts import WORKLOADS, prompt
+from smartspec_launch.address import free_address
+from smartspec_launch.gateway import OpenAi
+from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.engines.torch.gguf_folder import model_folder
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(
+        not FILE.is_file(), reason="python -m smartspec_bench.real_model was not run"
+    ),
+]
+FRANCE = {"role": "user", "content": "What is the capital of France?"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    engine = TorchEngineConfig(model=str(FILE), heads=str(HEAD))
+    limits = LimitsConfig(max_sequences=4, profile_s=0.0)
+    endpoint = OpenAi(free_address().http_port, model_folder(FILE))
+    folder = tmp_path_factory.mktemp("real")
+    with serving(ServerConfig(engine=engine, limits=limits), folder, openai=endpoint) as server:
+        url = endpoint.url(server.address)
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as found:
+            yield found
+
+
+def answer(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
+    given = {"max_tokens": 64, "temperature": 0.0} | fields
+    return client.chat.completions.create(model=MODEL_NAME, messages=messages, **given)
+
+
+def test_it_answers_and_ends(client: openai.OpenAI) -> None:
+    choice = answer(client, [FRANCE]).choices[0]
+    assert "Paris" in choice.message.content
+    assert choice.finish_reason == "stop"
+    stream = answer(client, [FRANCE], stream=True)
+    assert "".join(one.choices[0].delta.content for one in stream) == choice.message.content
+
+
+def test_it_reads_the_turns_before(client: openai.OpenAI) -> None:
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "Name three fruits. \N{GRINNING FACE}"},
+        {"role": "assistant", "content": "Apple, pear and plum."},
+        {"role": "user", "content": "Write the names of these three fruits again."},
+    ]
+    kinds = ({}, {"reuse_prefix": False})
+    found = {answer(client, messages, extra_body=one).choices[0].message.content for one in kinds}
+    assert len(found) == 1
+    assert "plum" in found.pop().lower()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_texts_do_not_depend_on_drafts(client: openai.OpenAI, workload: str) -> None:
+    messages = [{"role": "user", "content": prompt(workload, 1)}]
+    policies = ("none", "goodput", "fixed:5")
+    found = [
+        answer(client, messages, extra_body={"speculation_policy": one}).choices[0].message.content
+        for one in policies
+    ]
+    assert len(set(found)) == 1
+
+
+def test_a_long_prompt(client: openai.OpenAI) -> None:
+    """About 6,000 tokens, of which the answer needs the first ones."""
+    text = "The code word is walnut. " + "The harbour was calm and the boats stayed. " * 660
+    question = "What is the code word? Answer with one word."
+    found = answer(client, [{"role": "user", "content": f"{text}\n\n{question}"}], max_tokens=8)
+    assert 5_500 < found.usage.prompt_tokens < 8_000
+    assert found.choices[0].message.content
