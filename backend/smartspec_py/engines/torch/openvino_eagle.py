@@ -65,6 +65,7 @@ class OpenVinoEagleRunner(OpenVinoRunner):
             config = replace(config, weights="int8")
         super().__init__(head, config, Weights(head.parts.state_dict()))
         self._head, self.states = head, OwnStates(head, config)
+        self._most_padding = 0
         self._num_drafted = head.parts.lm_head.out_features
 
     @torch.inference_mode()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,13 @@ processors that were tried. The choice is not measured at each start, because te
 
 Without VNNI, OpenVINO 2026.4 converts 8-bit weights to float32, and sums in another order in passes
 of more than 83 tokens, and of more than 4 if a product is 8,192 wide (AVX2, emulated)."""
+
+MOST_PADDING, NUM_LAST, PARAMETERS_PER_LAYER = 8, 8, 50_000_000
+"""A pass of another size than the one before takes longer, because OpenVINO prepares each operator
+again: 3 ms with the 30 layers of SmolLM2-135M, half of a pass. So passes get tokens that nobody
+reads, up to the size of the largest of the last passes, where that costs less: another size costs
+about as much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more
+parameters per layer get no padding."""
 
 TRIED_BYTES = 256 << 20
 """Numbers of threads are tried with as many layers as have this size: more than the caches hold."""
@@ -113,6 +121,10 @@ class OpenVinoRunner(Runner):
         self.compiled = compiled
         self._request = compiled.create_infer_request()
         self._hidden_size: int = model.config.hidden_size
+        num_parameters = sum(one.numel() for one in model.parameters())
+        wanted = len(model.model.layers) * PARAMETERS_PER_LAYER / num_parameters
+        self._most_padding = min(MOST_PADDING, int(wanted))
+        self._last_sizes: deque[int] = deque(maxlen=NUM_LAST)
         self.cache = BlockCache(compiled, model, config)
         for name, tensor in self.cache.tensors.items():
             self._request.set_tensor(name, tensor)
@@ -165,21 +177,45 @@ class OpenVinoRunner(Runner):
         ]
         if ends[-1] == 1:
             parts *= 2
+        num_tokens = max(2, ends[-1])
+        padding = self._padding(num_tokens)
+        parts += [RowInput(self.config.num_rows, 0, (0,), 0)] * padding
         # Two, because the output layer is a product too, and some operators fail with no rows.
-        self._set_inputs(parts, [*wanted, *[0] * (2 - len(wanted))])
-        num_results, layers = max(2, len(wanted)), self.config.state_layers
+        num_results, layers = max(2, len(wanted)) + padding, self.config.state_layers
+        self._set_inputs(parts, [*wanted, *[0] * (num_results - len(wanted))])
         # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
         logits = torch.empty(num_results, self.config.vocab_size)
         self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
         hidden = None
         if self.config.gives_hidden or layers:
-            num_states = max(2, ends[-1]) if layers else num_results
+            num_states = num_tokens + padding if layers else num_results
             hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
             self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
             hidden = hidden[: ends[-1] if layers else len(wanted)]
         self._request.infer()
         self.passes_s += time.perf_counter() - start
         return PassOutput(logits[: len(wanted)], hidden)
+
+    def _padding(self, num_tokens: int) -> int:
+        """Tokens to add, so that the pass has as many as one of the last passes."""
+        if not self._most_padding:
+            return 0
+        self._last_sizes.append(num_tokens)
+        missing = max(self._last_sizes) - num_tokens
+        return missing if missing <= self._most_padding else 0
+
+    def time_pass(
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """Without padding, and behind a pass of the same size, if such passes are padded."""
+        given = batch_size, tokens_per_row, context_len, num_logits
+        if not self._most_padding:
+            return super().time_pass(*given)
+        kept, self._most_padding = self._most_padding, 0
+        super().time_pass(*given)
+        seconds = super().time_pass(*given)
+        self._most_padding = kept
+        return seconds
 
     def _set_inputs(self, parts: Sequence[RowInput], wanted: Sequence[int]) -> None:
         starts = [one.position - one.first for one in parts]
@@ -281,7 +317,7 @@ class BlockCache:
 
     def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
         self._per_row = -(-config.max_len // BLOCK_LEN)
-        self.num_blocks = config.num_rows * self._per_row
+        self.num_blocks = config.num_rows * self._per_row + 1  # the last one is for padding
         num_heads, head_dim = key_shape(model.config)
         shape = ov.Shape([self.num_blocks, num_heads, BLOCK_LEN, head_dim])
         self.tensors: dict[str, ov.Tensor] = {}
