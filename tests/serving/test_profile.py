@@ -293,16 +293,16 @@ def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: 
     assert cost == profile(CountingEngine(), None, SHAPE)
 
 
+@pytest.mark.parametrize(("long_s", "num_sizes"), [(15.0, 5 + 5 + 5 + 3), (11.0, 5 + 5 + 4 + 2)])
 def test_long_passes_are_timed_twice_and_the_longest_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, long_s: float, num_sizes: int
 ) -> None:
-    """With 6 rows, 10 s for one token and 3 s for each further: the line of 4 rows is timed as a
-    whole, that of 6 up to 3 tokens. Each pass counts twice, but for its first run."""
+    """With 6 rows, 10 s for one token and 3 s for each further: that line is timed up to 3 tokens,
+    or 2. Each pass counts twice, but for its first run."""
     monkeypatch.setattr(module, "ENOUGH_S", 0.0)
-    monkeypatch.setattr(module, "LONG_S", 15.0)
+    monkeypatch.setattr(module, "LONG_S", long_s)
     engine = CountingEngine()
     cost = profile(engine, None, SHAPE)
-    num_sizes = 3 * 5 + 3
     assert engine.num_passes == num_sizes + 1 + 2 * (num_sizes + 4 + 2) + 1 + 2 * 4
     assert cost.target.seconds[-1] == pytest.approx((10, 13, 16, 19, 22))
 

@@ -207,7 +207,7 @@ class _Timer:
         lines = {r: self._line(r, tokens, context_len) for r in rows}
         points = [point for line in lines.values() for point in line]
         at_shorter = _Pass(rows[-1], tokens[0], shorter)
-        repeats = [_Pass(r, tokens[:3][-1], context_len, is_repeat=True) for r in rows]
+        repeats = [line[:3][-1]._replace(is_repeat=True) for line in lines.values()]
         if not has_change:
             repeats = []
         # The pass with the most tokens after the first of their rows.
