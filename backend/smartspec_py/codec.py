@@ -1,6 +1,7 @@
-"""Converts tensors to values and back. Apart from model.py, the only file that uses Triton's API.
+"""Converts tensors to values and back. model.py and triton_metrics.py use Triton's
+API too; no other file does.
 
-`decode` checks each field by itself, by the table of `api/inputs.py`. `Server` does the checks that
+`decode` checks each field by itself, by the table of `api/inputs.py`. `Intake` does the checks that
 need the model (tokens, limits).
 """
 

@@ -109,7 +109,7 @@ class TensorSpec:
 
     dtype: a key of NUMPY_TYPES. meaning: for the documentation. dims: without the batch dimension,
     which is always 1; -1 is any size.
-    allowed: values of each element. model_range: the check by `Server` that needs the model.
+    allowed: values of each element. model_range: the check by `Intake` that needs the model.
     convert: converts an element for the field of `GenerateParams`.
     default: in words, if the default in GenerateParams does not say it.
     max_elements: of a list. when: which responses have this output; empty for all.
