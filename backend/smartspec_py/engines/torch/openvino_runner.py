@@ -201,8 +201,8 @@ class OpenVinoRunner(Runner):
         if not self._most_padding:
             return 0
         self._last_sizes.append(num_tokens)
-        missing = max(self._last_sizes) - num_tokens
-        return missing if missing <= self._most_padding else 0
+        most = num_tokens + self._most_padding
+        return max([size for size in self._last_sizes if size <= most]) - num_tokens
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
@@ -303,7 +303,11 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
                 tried.clear()
                 one_row = replace(config, num_rows=1, state_layers=())
                 tried[count] = OpenVinoRunner(model, one_row, weights)
-            return tried[count].time_pass(*TRIED_PASS)
+            # While it serves, PyTorch has one thread: more would spin on the cores of OpenVINO's.
+            torch.set_num_threads(1)
+            seconds = tried[count].time_pass(*TRIED_PASS)
+            torch.set_num_threads(count)
+            return seconds
 
         set_fastest(counts, pass_s)
         tried.clear()
