@@ -300,7 +300,6 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
         def pass_s() -> float:
             count = torch.get_num_threads()
             if count not in tried:
-                tried.clear()
                 one_row = replace(config, num_rows=1, state_layers=())
                 tried[count] = OpenVinoRunner(model, one_row, weights)
             # While it serves, PyTorch has one thread: more would spin on the cores of OpenVINO's.

@@ -8,6 +8,7 @@ faster.
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ MAX_TRIED_CORES = 4
 MIN_GAIN = 0.9
 """All cores are used if a pass then takes less than this share of the time."""
 
-NUM_PASSES = 5
+NUM_TURNS = 9
 
 TRIED_PASS = (1, 8, 0)
 """Rows, tokens per row and context of the timed pass. One token would say too little: with 8-bit
@@ -38,15 +39,19 @@ def thread_counts(configured: int) -> tuple[int, ...]:
 def set_fastest(counts: Sequence[int], pass_s: Callable[[], float]) -> None:
     """Make PyTorch use one of these numbers of threads.
 
-    pass_s: the seconds of one pass. The first pass with each number is not counted.
+    pass_s: the seconds of one pass. The numbers take turns, because the speed of a machine changes
+    from second to second. The first pass of each turn is not counted.
     """
-    chosen, least = counts[0], float("inf")
-    for count in counts if len(counts) > 1 else ():
-        torch.set_num_threads(count)
-        pass_s()
-        seconds = min(pass_s() for _ in range(NUM_PASSES))
-        if seconds < MIN_GAIN * least:
-            chosen, least = count, seconds
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(NUM_TURNS if len(counts) > 1 else 0):
+        for count in counts:
+            torch.set_num_threads(count)
+            pass_s()
+            seconds[count].append(pass_s())
+    chosen = counts[0]
+    for count in counts[1:]:
+        if statistics.median(seconds[count]) < MIN_GAIN * statistics.median(seconds[chosen]):
+            chosen = count
     torch.set_num_threads(chosen)
 
 
