@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.api.contract import OUTPUTS
-from smartspec_py.api.inputs import FIELDS
+from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_py.core.types import FinishReason, SpecMetrics, TokenLogProb, Verification
 from smartspec_py.serving.messages import Progress, Reply
-from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
+from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError
 
 REQUIRED = {"text_input": "Question:", "max_tokens": 4}
 ALL_OUTPUTS = {spec.name: spec for spec in OUTPUTS}

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from smartspec_bench.prompts import TINY, generated
 from smartspec_cli.app import app
 from smartspec_cli.commands.profile import batch_sizes, speeds_of
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig, read_config
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.request import GenerateParams
 from smartspec_testing.local import generate, serving
 
 PAIR = Path(__file__).parents[1] / "engines_build" / "tiny"

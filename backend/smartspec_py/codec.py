@@ -15,12 +15,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from smartspec_py.api.contract import INPUTS, OUTPUTS
-from smartspec_py.api.inputs import FIELDS
+from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, TensorSpec
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.messages import Progress, Reply
-from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
+from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError
 
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
 _REQUIRED = tuple(spec.name for spec in INPUTS if not spec.is_optional)

@@ -26,22 +26,11 @@ from pydantic import (
 from smartspec_py.core.plan.planner import BatchTable, parse_policy
 from smartspec_py.defaults import (
     DEFAULT_CONTEXT_LEN,
-    DRAFT_MODEL,
-    HEADS,
-    PROMPT_LOOKUP,
     ConfigError,
 )
 
 if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine
-
-__all__ = [
-    "DEFAULT_CONTEXT_LEN",
-    "DRAFT_MODEL",
-    "HEADS",
-    "PROMPT_LOOKUP",
-    "ConfigError",
-]
 
 CONFIG_NAME = "engine.json"
 

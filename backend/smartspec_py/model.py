@@ -25,7 +25,8 @@ if find_spec("smartspec_py") is None:
     sys.modules["smartspec_py"] = module_from_spec(_spec)
 
 from smartspec_py.codec import decode, encode, encode_error
-from smartspec_py.config import CONFIG_NAME, ConfigError, read_config
+from smartspec_py.config import CONFIG_NAME, read_config
+from smartspec_py.defaults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
 from smartspec_py.serving.messages import Reply

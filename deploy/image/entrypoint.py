@@ -29,11 +29,8 @@ from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.config import (
-    ConfigError,
-    ServerConfig,
-    read_config,
-)
+from smartspec_py.config import ServerConfig, read_config
+from smartspec_py.defaults import ConfigError
 
 DEFAULT_ENGINE_JSON = "/models/smartspec/1/engine.json"
 

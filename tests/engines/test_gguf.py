@@ -23,13 +23,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.config import (
-    DRAFT_MODEL,
-    ConfigError,
-    LimitsConfig,
-    ServerConfig,
-    TorchEngineConfig,
-)
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
 from smartspec_py.engines.torch.build import build_torch
 from smartspec_py.engines.torch.checkpoint import ModelError, check_files
@@ -38,7 +34,6 @@ from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import RunnerConfig, load_config, load_runner
 from smartspec_py.engines.torch.weights import file_tensors
-from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch_models import make_proposer, make_target, poll
 
-from smartspec_py.config import ConfigError, LimitsConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.core.types import SamplingParams, Verification
+from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import DraftTask, Prefill, Verify
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch.placement import Placement, place

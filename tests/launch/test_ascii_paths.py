@@ -6,7 +6,8 @@ import pytest
 
 from smartspec_launch import ascii_paths
 from smartspec_launch.ascii_paths import AsciiPaths
-from smartspec_py.config import ConfigError, ServerConfig, TorchEngineConfig
+from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.model_files import existing
 
 

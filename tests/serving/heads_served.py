@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_bench import texts
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate
 

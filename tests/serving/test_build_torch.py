@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from smartspec_py.config import ConfigError, LimitsConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, TorchEngineConfig
+from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch import threads
 from smartspec_py.engines.torch.runner import RunnerConfig

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from harness import LoopHarness, fake_text
 
-from smartspec_py.config import ConfigError, LimitsConfig, ServerConfig
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import LimitsConfig, ServerConfig
+from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import Prefill
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.trtllm.build import capabilities_of
@@ -27,7 +29,7 @@ from smartspec_py.engines.trtllm.memory import (
 )
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.request import GenerateParams, RequestError
+from smartspec_py.serving.request import RequestError
 from smartspec_py.serving.server import Server
 from smartspec_testing import fake_executor
 from smartspec_testing.fake_executor import IterationStats, KvCacheStats

@@ -15,15 +15,13 @@ from tokenizers.models import WordLevel
 
 from smartspec_py.config import (
     CONFIG_NAME,
-    DRAFT_MODEL,
-    PROMPT_LOOKUP,
-    ConfigError,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
     read_config,
 )
 from smartspec_py.core.plan.planner import BatchTable
+from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError
 from smartspec_py.engines.model_files import (
     end_tokens,
     existing,

@@ -11,7 +11,7 @@ import torch
 from heads_served import MODEL, REQUESTS, TINY, config_of, served
 from safetensors.torch import save_file
 
-from smartspec_py.config import HEADS, ConfigError
+from smartspec_py.defaults import HEADS, ConfigError
 from smartspec_py.serving.build import build_engine
 
 WIDTH, DRAFTED = 128, 512

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 from harness import LIMITS, fake_engine
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.serving import step_trace as module
-from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
+from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_sim.traces import StepTraceFile, parse_steps
 from smartspec_testing.engines import FakeEngineConfig

@@ -12,12 +12,13 @@ from harness import CAPABILITIES, TOKENIZER, VOCAB_SIZE, fake_engine
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import Reply
-from smartspec_py.serving.request import GenerateParams, InvalidField, Request
+from smartspec_py.serving.request import InvalidField, Request
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink

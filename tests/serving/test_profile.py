@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines import profile as module
@@ -27,7 +28,6 @@ from smartspec_py.engines.profile import (
     profile,
     store_cost,
 )
-from smartspec_py.serving.request import GenerateParams
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from harness import TOKENIZER, wait_until
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import FinishReason, PromptLogProbs, SpecMetrics, TokenLogProb
 from smartspec_py.serving.messages import Progress, Reply, ResponseState, Update
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
-from smartspec_py.serving.request import ErrorCode, GenerateParams
+from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.responder import CANCEL_CHECK_S, REFUSAL_DELAY_S, Responder
 from smartspec_py.serving.text import TextStream
 from smartspec_testing.local import LocalSink

@@ -25,11 +25,13 @@ from harness import (
     wait_until,
 )
 
-from smartspec_py.config import DRAFT_MODEL, LimitsConfig
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import LimitsConfig
 from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.inbox import MAX_CALLS
-from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
+from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.scheduler import EngineStalledError
 from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.fake_engine import FakeTarget

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, Verify, Work
 from smartspec_sim.engine import SimProposer, SimTarget
 from smartspec_sim.simulate import SAMPLING, SimLimits

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smartspec_py.config import DRAFT_MODEL
+from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_sim.acceptance import draw_runs, num_accepted, runs_of
 from smartspec_sim.record import read_record
 from smartspec_sim.workload import (

@@ -21,12 +21,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn import acceptance
 from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan import search
+from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_sim.acceptance import runs_of
 from smartspec_sim.simulate import SimLimits, Simulation
 from smartspec_sim.workload import (

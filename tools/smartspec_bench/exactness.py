@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SequenceView
 from smartspec_py.serving.controller import Controller
-from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_testing.local import LocalSink, generate

@@ -16,7 +16,7 @@ from itertools import cycle, islice
 from smartspec_bench.prompts import Prompt, generated
 from smartspec_bench.results import Recorder, check_answered, phase_of
 from smartspec_bench.streams import Exchange, Transport, answer, counts_of, seconds_from_now
-from smartspec_py.serving.request import GenerateParams
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate
 

@@ -26,10 +26,10 @@ from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
 from smartspec_bench.prompts import PROMPT_SEED, generated
 from smartspec_bench.results import BenchError, Recorder, check_answered, phase_of
 from smartspec_bench.streams import Exchange, counts_of
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
-from smartspec_py.serving.request import GenerateParams
 from smartspec_testing.clock import Stopwatch
 from smartspec_testing.local import LocalSink
 from smartspec_testing.offline import OfflineLoop

@@ -30,7 +30,7 @@ from smartspec_gateway.openai.schema import (
     Ignored,
 )
 from smartspec_py.api.contract import OUTPUTS
-from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS
+from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS, GenerateParams
 from smartspec_py.api.refused import REFUSED as REFUSED_TENSORS
 from smartspec_py.api.tensor_spec import Choice, TensorSpec
 from smartspec_py.config import (
@@ -41,7 +41,6 @@ from smartspec_py.config import (
     TorchEngineConfig,
     TrtllmEngineConfig,
 )
-from smartspec_py.serving.request import GenerateParams
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 COLUMNS = 100

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.messages import Progress, Reply
-from smartspec_py.serving.request import ErrorCode, GenerateParams
+from smartspec_py.serving.request import ErrorCode
 
 if TYPE_CHECKING:
     from smartspec_py.config import ServerConfig

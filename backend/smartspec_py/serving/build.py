@@ -13,14 +13,13 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from smartspec_py.config import (
-    PROMPT_LOOKUP,
-    ConfigError,
     EngineConfig,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
     TrtllmEngineConfig,
 )
+from smartspec_py.defaults import PROMPT_LOOKUP, ConfigError
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.prompt_lookup import PromptLookupProposer
 

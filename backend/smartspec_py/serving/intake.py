@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from smartspec_py.api.inputs import FIELDS
+from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import Reply, ResponseState, Sink
-from smartspec_py.serving.request import GenerateParams, InvalidField, Request
+from smartspec_py.serving.request import InvalidField, Request
 from smartspec_py.serving.text import TextStream, special_tokens
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import (
     FinishReason,
     PromptLogProbs,
@@ -17,7 +18,7 @@ from smartspec_py.core.types import (
     SpecMetrics,
     TokenLogProb,
 )
-from smartspec_py.serving.request import ErrorCode, GenerateParams
+from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.text import TextStream
 
 SHUTTING_DOWN = "the server is shutting down"

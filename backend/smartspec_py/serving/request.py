@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import PRIORITY_WORTH_S
-
-__all__ = ["ErrorCode", "GenerateParams", "InvalidField", "Request", "RequestError", "RequestState"]
 
 
 class ErrorCode(Enum):

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.serving.messages import (
     SHUTTING_DOWN,
@@ -25,7 +26,7 @@ from smartspec_py.serving.messages import (
     Update,
 )
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
-from smartspec_py.serving.request import ErrorCode, GenerateParams
+from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import StepRecord
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.inbox import Inbox
@@ -22,7 +23,7 @@ from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Reply, Sink
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
-from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
+from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError
 from smartspec_py.serving.responder import HEALTHY, Responder
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepLog

@@ -41,8 +41,9 @@ from smartspec_cli.commands.settings import (
     server_config,
 )
 from smartspec_launch.gateway import tokenizer_dir
+from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
-from smartspec_py.serving.request import GenerateParams, RequestError
+from smartspec_py.serving.request import RequestError
 from smartspec_testing.local import serving
 
 MAX_TOKENS = 64

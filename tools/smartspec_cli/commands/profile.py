@@ -34,7 +34,8 @@ from smartspec_cli.commands.settings import (
     server_config,
 )
 from smartspec_launch.gateway import tokenizer_dir
-from smartspec_py.config import DRAFT_MODEL, ServerConfig
+from smartspec_py.config import ServerConfig
+from smartspec_py.defaults import DRAFT_MODEL
 
 if TYPE_CHECKING:
     from smartspec_py.core.cost import CostModel
@@ -132,7 +133,8 @@ def _measured(
     config: ServerConfig, texts: Sequence[str], temperature: float
 ) -> tuple[Engine, float]:
     """The engine, and the probability that a draft is accepted if those before it were."""
-    from smartspec_py.serving.request import GenerateParams, RequestError
+    from smartspec_py.api.inputs import GenerateParams
+    from smartspec_py.serving.request import RequestError
     from smartspec_testing.local import generate, serving
 
     policy = f"fixed:{min(DRAFT_LEN, config.limits.max_draft_len)}"

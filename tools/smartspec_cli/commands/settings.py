@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_launch import paths
-from smartspec_py.config import ConfigError, ServerConfig, read_config
+from smartspec_py.config import ServerConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
+from smartspec_py.defaults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine

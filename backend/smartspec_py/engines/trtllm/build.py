@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.config import DRAFT_MODEL, ConfigError, LimitsConfig, TrtllmEngineConfig
+from smartspec_py.config import LimitsConfig, TrtllmEngineConfig
+from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.model_files import (

@@ -16,7 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.config import ConfigError, LimitsConfig
+from smartspec_py.config import LimitsConfig
+from smartspec_py.defaults import ConfigError
 
 EXTERNAL_DRAFTS = 2
 """The value of `build_config.speculative_decoding_mode` of a target."""
