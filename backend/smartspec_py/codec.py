@@ -1,5 +1,5 @@
-"""Converts tensors to values and back. model.py and triton_metrics.py use Triton's
-API too; no other file does.
+"""Converts tensors to values and back. Of the other files, only model.py and triton_metrics.py use
+Triton's API.
 
 `decode` checks each field by itself, by the table of `api/inputs.py`. `Intake` does the checks that
 need the model (tokens, limits).

@@ -70,9 +70,9 @@ of more than 83 tokens, and of more than 4 if a product is 8,192 wide (AVX2, emu
 MOST_PADDING, NUM_LAST, PARAMETERS_PER_LAYER = 8, 8, 50_000_000
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
 again: 3 ms with the 30 layers of SmolLM2-135M, half of a pass. So passes get tokens that nobody
-reads, up to the size of the largest of the last passes, where that costs less: another size costs
-about as much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more
-parameters per layer get no padding."""
+reads, up to the largest size of the last passes to which that costs less: another size costs about
+as much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
+per layer get no padding."""
 
 TRIED_BYTES = 256 << 20
 """Numbers of threads are tried with as many layers as have this size: more than the caches hold."""

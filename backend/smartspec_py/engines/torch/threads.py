@@ -21,7 +21,7 @@ MAX_TRIED_CORES = 4
 MIN_GAIN = 0.9
 """All cores are used if a pass then takes less than this share of the time."""
 
-NUM_TURNS = 9
+NUM_TURNS = 5
 
 TRIED_PASS = (1, 8, 0)
 """Rows, tokens per row and context of the timed pass. One token would say too little: with 8-bit
