@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from smartspec_bench.expand import PRESETS, expand, expand_medusa
+from smartspec_bench.expand import PRESETS, SizeError, expand, expand_medusa
 from smartspec_py.engines.torch.medusa import load_heads
 from smartspec_py.engines.torch.runner import RunnerConfig
 
@@ -117,11 +117,23 @@ def test_sizes_that_are_refused(
     assert not (tmp_path / "large").exists()
 
 
-def test_a_source_with_grouped_keys_is_refused(source: Path, tmp_path: Path) -> None:
-    config = json.loads((source / "config.json").read_text()) | {"num_key_value_heads": 1}
-    (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="num_key_value_heads"):
-        expand(source, tmp_path / "large", {})
+def test_a_source_with_grouped_keys(tmp_path: Path) -> None:
+    """Two key heads of three query heads each, to three of four. Fewer of each are refused."""
+    torch.manual_seed(0)
+    source = tmp_path / "source"
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=36, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=6, num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-3,
+            tie_word_embeddings=False, bos_token_id=None, eos_token_id=0, pad_token_id=0,
+        )
+    ).save_pretrained(source)  # fmt: skip
+    heads = {"hidden_size": 144, "num_attention_heads": 12, "num_key_value_heads": 3}
+    expand(source, tmp_path / "large", {**WIDER, **heads})
+    assert_same_function(source, tmp_path / "large", 64)
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 6}
+    with pytest.raises(SizeError, match="query heads of each key head: cannot shrink from 3 to 2"):
+        expand(source, tmp_path / "refused", {**WIDER, **heads, "hidden_size": 144})
 
 
 def test_expanded_heads_make_the_same_guesses(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ Heads become f times as wide, f = 4, 16, ..:
   of 2, which is exact in every precision
 - new dimensions of queries are zero; those of keys and values are random
 
-With grouped keys, the source's head i becomes the first query head of group i.
+The source's query heads become the first of each group that shares a key head.
 
 The vocabulary may be padded. Logits beyond the source's `vocab_size` have no meaning and must be
 removed before sampling.
@@ -90,8 +90,8 @@ def expand(source: Path, out: Path, size: Size, *, seed: int = 0) -> int:
     """Write the model of `source` to the new folder `out` at the given sizes.
 
     size: without a key, that of the source. Returns the number of parameters. Raises ValueError if
-    a size is smaller than the source's, if the source is not a plain Llama model (biases, grouped
-    keys), or if the heads cannot have this width.
+    a size is smaller than the source's, if the source is not a plain Llama model (biases), or if
+    the heads cannot have this width.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = load_weights(source)
@@ -99,6 +99,10 @@ def expand(source: Path, out: Path, size: Size, *, seed: int = 0) -> int:
     new = old | dict(size)
     for key in _shrinking(old, new):
         raise SizeError(f"{key}: cannot shrink from {old[key]} to {new[key]}")
+    groups = [size["num_attention_heads"] // size["num_key_value_heads"] for size in (old, new)]
+    if groups[1] < groups[0]:
+        text = "query heads of each key head: cannot shrink from {} to {}"
+        raise SizeError(text.format(*groups))
     if new["hidden_size"] % new["num_attention_heads"]:  # transformers asks it, head_dim or not
         raise ValueError("hidden_size: must be a multiple of num_attention_heads")
     config = _config(config, old, new) | {
@@ -172,8 +176,6 @@ def checked_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> d
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type: expected 'llama', got {config.get('model_type')!r}")
     num_heads = config["num_attention_heads"]
-    if config.get("num_key_value_heads", num_heads) != num_heads:
-        raise ValueError("num_key_value_heads: the source must not have grouped keys")
     unknown = [name for name in weights if not name.endswith(".weight")]
     if unknown:
         raise ValueError(f"unsupported tensors: {unknown}")
@@ -181,7 +183,7 @@ def checked_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> d
     return {
         **{name: config[name] for name in names},
         "num_attention_heads": num_heads,
-        "num_key_value_heads": num_heads,
+        "num_key_value_heads": config.get("num_key_value_heads") or num_heads,
         "head_dim": config.get("head_dim") or config["hidden_size"] // num_heads,
     }
 
@@ -231,14 +233,9 @@ def _grown(
     if source is None:
         return grown
     blocks, own = _blocks(name, grown, new), _blocks(name, source, old)
-    # The source's heads are the first of each group of query heads.
-    group = new["num_attention_heads"] // new["num_key_value_heads"]
     if name.endswith("q_proj.weight"):
-        blocks = blocks[::group]
-        blocks[: len(own), :, own.shape[2] :] = 0
+        blocks[: len(own), : own.shape[1], :, own.shape[3] :] = 0
         own = own * math.sqrt(new["head_dim"] // old["head_dim"])
-    elif name.endswith("o_proj.weight"):
-        blocks = blocks[:, ::group]
     blocks[tuple(slice(length) for length in own.shape)] = own
     return grown
 
@@ -246,16 +243,19 @@ def _grown(
 def _blocks(name: str, tensor: torch.Tensor, size: Size) -> torch.Tensor:
     """A view whose dimensions grow independently.
 
-    Queries and keys: [heads, 2 halves of the rotary pairs, d / 2, hidden]; values [heads, d,
-    hidden]; o_proj [hidden, heads, d]; all others as they are.
+    Queries: [key heads, query heads of each, 2 halves of the rotary pairs, d / 2, hidden]; keys
+    [key heads, 2, d / 2, hidden]; values [key heads, d, hidden]; o_proj [hidden, key heads, query
+    heads of each, d]; all others as they are.
     """
-    dim = size["head_dim"]
-    if name.endswith(("q_proj.weight", "k_proj.weight")):
-        return tensor.view(-1, 2, dim // 2, tensor.shape[1])
+    dim, num_kv = size["head_dim"], size["num_key_value_heads"]
+    if name.endswith("q_proj.weight"):
+        return tensor.view(num_kv, -1, 2, dim // 2, tensor.shape[1])
+    if name.endswith("k_proj.weight"):
+        return tensor.view(num_kv, 2, dim // 2, tensor.shape[1])
     if name.endswith("v_proj.weight"):
         return tensor.view(-1, dim, tensor.shape[1])
     if name.endswith("o_proj.weight"):
-        return tensor.view(tensor.shape[0], -1, dim)
+        return tensor.view(tensor.shape[0], num_kv, -1, dim)
     return tensor
 
 
