@@ -73,6 +73,7 @@ def make_runner(kind: str, state_layers: tuple[int, ...] = ()) -> GraphRunner:
 
 
 def capture_of(runner: GraphRunner) -> Capture:
+    runner._allocate(512, 1024)
     buffers = runner._staged, runner._every, runner._logits, runner._hidden, runner.cache.buffer
     return Capture(buffers)
 

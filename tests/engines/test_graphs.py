@@ -144,30 +144,56 @@ def test_trial_passes_change_no_key() -> None:
     assert torch.equal(padded.cache.buffer, before)
 
 
-def test_long_and_too_many_tokens_stay_eager() -> None:
-    """A chunk of 34 tokens takes its whole pass with it; 40 rows of 33 tokens are 1,320."""
+def test_number_of_replays() -> None:
+    """One for the rows that decode, and one for each long input. None, if a long input needs
+    several logits or is a tree, or if 40 rows of 33 tokens are too many tokens."""
     _, padded = make_pair(num_rows=64, max_len=64)
-    for inputs, is_eager in (
-        ([RowInput(0, 0, [1] * MAX_WIDTH, 1)], False),
-        ([RowInput(0, 0, [1] * (MAX_WIDTH + 1), 1)], True),
-        ([RowInput(0, 0, [1], 1), RowInput(1, 0, [1] * 40, 0)], True),
-        ([RowInput(row, 0, [1] * MAX_WIDTH, 1) for row in range(40)], True),
-        ([RowInput(row, 0, [1] * 8, 1) for row in range(64)], False),
+    long = [RowInput(row, 0, [1] * 40, 1) for row in range(5)]
+    for inputs, expected in (
+        ([RowInput(0, 0, [1] * MAX_WIDTH, 1)], 1),
+        (long[:1], 1),
+        ([RowInput(9, 0, [1], 1), *long], 6),
+        ([RowInput(0, 0, [1] * 40, 2)], 0),
+        ([RowInput(0, 0, [1] * 40, 1, [ROOT] * 39)], 0),
+        ([RowInput(row, 0, [1] * MAX_WIDTH, 1) for row in range(40)], 0),
+        ([RowInput(row, 0, [1] * 8, 1) for row in range(64)], 1),
     ):
         num_replays = padded.num_replays
         padded.forward(inputs)
-        assert (padded.num_replays == num_replays) is is_eager
+        assert padded.num_replays == num_replays + expected
+
+
+@pytest.mark.parametrize("states", [{}, {"gives_hidden": True}, {"state_layers": (0, 2)}])
+def test_prompts_beside_rows_that_decode(states: dict[str, Any]) -> None:
+    """Logits, states and keys are those of a packed pass, in the order of the inputs."""
+    rng = random.Random(11)
+    config = RunnerConfig(Path("model"), CPU, torch.float32, 6, LONG, VOCAB_SIZE, **states)
+    plain, padded = (kind(ready("llama", config), config) for kind in (CausalRunner, GraphRunner))
+    padded.warm(8)
+    fill(rng, [plain, padded], [20, 0, 300, 41, 0, 2])
+    inputs = [
+        RowInput(4, 0, some_tokens(rng, 200), 1),
+        RowInput(2, 300, some_tokens(rng, 5), 5),
+        RowInput(1, 0, some_tokens(rng, 64), 0),
+        RowInput(0, 20, some_tokens(rng, 1), 1),
+    ]
+    num_replays = padded.num_replays
+    expected, found = plain.forward(inputs), padded.forward(inputs)
+    assert padded.num_replays == num_replays + 3
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.hidden, expected.hidden, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(padded.cache.buffer, plain.cache.buffer, rtol=1e-4, atol=1e-4)
 
 
 def test_timed_passes_are_replayed_like_served_ones() -> None:
-    """Decoding with drafts of up to 7 tokens finds every bucket; wider passes have none."""
+    """Decoding with drafts of up to 7 tokens, and prompts."""
     _, padded = make_pair(width=8)
-    for num_rows, width, context_len in ((1, 1, 0), (6, 8, 300), (5, 7, 599), (3, 2, 511)):
+    for num_rows, width, context_len, num_logits in (
+        (1, 1, 0, None), (6, 8, 300, None), (5, 7, 599, None), (3, 2, 511, None), (1, 400, 0, 1),
+    ):  # fmt: skip
         num_replays = padded.num_replays
-        assert padded.time_pass(num_rows, width, context_len) > 0
+        assert padded.time_pass(num_rows, width, context_len, num_logits) > 0
         assert padded.num_replays == num_replays + 1
-    padded.forward([RowInput(0, 3, [1] * 12, 1)])
-    assert padded.num_replays == num_replays + 1
 
 
 @pytest.mark.parametrize(
@@ -183,6 +209,7 @@ def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler warns, and stops at a warning
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a CUDA device")
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_captured_passes_on_a_gpu(kind: str) -> None:

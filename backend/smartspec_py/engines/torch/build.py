@@ -22,7 +22,7 @@ from smartspec_py.defaults import (
     PROMPT_LOOKUP,
     ConfigError,
 )
-from smartspec_py.engines.base import SHORT_LAG, Proposer
+from smartspec_py.engines.base import Proposer
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.model_files import (
     end_tokens,
@@ -38,6 +38,7 @@ from smartspec_py.engines.profile import (
     fingerprint,
     profile_path,
 )
+from smartspec_py.engines.torch.buckets import MAX_WIDTH
 from smartspec_py.engines.torch.checkpoint import ModelError, first_line
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
@@ -222,6 +223,8 @@ def _proposer(setup: _Setup, on_openvino: bool) -> DraftModelProposer | None:
     if setup.head_folder is not None and isinstance(setup.heads, EagleConfig):
         with _named("engine.heads"):
             head = _eagle_runner(load_eagle(setup.head_folder, setup.heads, own), own, on_openvino)
+        if uses_graphs(setup.config, own.device):
+            head.warm(MAX_WIDTH)
         return EagleProposer(head, num_rows, longest, reuses_prefixes=reuses)
     if setup.draft is None:
         return None
@@ -230,7 +233,7 @@ def _proposer(setup: _Setup, on_openvino: bool) -> DraftModelProposer | None:
     positions = getattr(load_config(own), "max_position_embeddings", None) or own.max_len
     own = replace(own, max_len=min(own.max_len, positions))
     return DraftModelProposer(
-        _runner("engine.draft", own, SHORT_LAG + 1, setup.config),
+        _runner("engine.draft", own, MAX_WIDTH, setup.config),
         num_rows,
         longest,
         reuses_prefixes=reuses,

@@ -14,7 +14,6 @@ Two layouts are read: that of the EAGLE project (`midlayer.`) and that of specul
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,9 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from smartspec_py.engines.torch.buckets import Bucket
 from smartspec_py.engines.torch.checkpoint import ROTATIONS, ModelError
+from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
@@ -37,11 +38,9 @@ from smartspec_py.engines.torch.packed import (
     PassAttention,
     RowCache,
     RowInput,
-    pack,
 )
 from smartspec_py.engines.torch.rope import IS_OLD, rope_of, use_new_rope
 from smartspec_py.engines.torch.runner import (
-    CausalRunner,
     PassOutput,
     RunnerConfig,
     check_finite,
@@ -316,7 +315,7 @@ class OwnStates:
         if known:
             assert len(known) == len(inputs), "only some inputs have states of the target"
             return self._head.fuse(torch.cat(known).to(self._states))
-        return torch.cat([self._states[one.row].expand(len(one.tokens), -1) for one in inputs])
+        return self._states[[one.row for one in inputs for _ in one.tokens]]
 
     def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
         """states: one for each wanted token, in the order of the inputs."""
@@ -324,33 +323,45 @@ class OwnStates:
         self._states[rows] = states.to(self._states)
 
 
-class EagleRunner(CausalRunner):
+class EagleRunner(GraphRunner):
     """An EAGLE-3 head and its cache, computed by PyTorch."""
 
     def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
-        super().__init__(head, config)
+        super().__init__(head, replace(config, gives_hidden=True))
         self.states = OwnStates(head, config)
 
-    @torch.inference_mode()
-    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        start = time.perf_counter()
-        config = self.config
-        packed = pack(inputs, config.max_len, config.device)
-        _hide_unused(packed, inputs)
+    @property
+    def _vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def _allocate(self, num_logits: int, num_tokens: int) -> None:
+        super()._allocate(num_logits, num_tokens)
+        self._given = self._hidden.clone()
+        """The states that a replay reads, one for each token."""
+
+    def _launched(self, inputs: Sequence[RowInput], packed: PackedBatch) -> PassOutput:
         by_row = {one.row: one for one in inputs}
         given = self.states.inputs([by_row[row] for row in packed.firsts])
-        drafted, states = self._model(packed, self.cache, given)
-        self.states.keep(inputs, states)
-        logits = self._model.all_logits(drafted.float(), config.vocab_size)
-        self.passes_s += time.perf_counter() - start
-        return PassOutput(logits)
+        output = self._with_states(packed, given)
+        assert output.hidden is not None
+        self.states.keep(inputs, output.hidden)
+        return output
 
+    def _replayed(self, inputs: Sequence[RowInput], bucket: Bucket) -> PassOutput:
+        firsts = [0 if bucket.is_long else one.row * bucket.width for one in inputs]
+        counts = [len(one.tokens) for one in inputs]
+        places = [
+            i for first, num in zip(firsts, counts, strict=True) for i in range(first, first + num)
+        ]
+        self._given[places] = self.states.inputs(inputs)
+        output = super()._replayed(inputs, bucket)
+        assert output.hidden is not None
+        self.states.keep(inputs, output.hidden)
+        return output
 
-def _hide_unused(packed: PackedBatch, inputs: Sequence[RowInput]) -> None:
-    """Mask the slots before the row's first key."""
-    firsts = {one.row: one.first for one in inputs}
-    for group in packed.groups:
-        rows, device = range(group.rows.start, group.rows.stop), group.mask.device
-        first = torch.tensor([firsts.get(row, 0) for row in rows], device=device)
-        keys = torch.arange(group.mask.shape[-1], device=device)
-        group.mask.logical_and_(keys >= first[:, None, None, None])
+    def _run(self, packed: PackedBatch) -> PassOutput:
+        return self._with_states(packed, self._given[: packed.token_ids.shape[1]])
+
+    def _with_states(self, packed: PackedBatch, states: torch.Tensor) -> PassOutput:
+        drafted, own = self._model(packed, self.cache, states)
+        return PassOutput(self._model.all_logits(drafted.float(), self.config.vocab_size), own)

@@ -30,6 +30,10 @@ KEPT_STATES = 2048
 """States of a sequence that wait for the head: 48 MiB for a target of width 4,096 in bfloat16."""
 
 
+MAX_PARTS = 32
+"""Passes whose states of a sequence are kept apart. More are copied together."""
+
+
 @dataclass(slots=True)
 class _States:
     """The target's states that the head has not read, [n, width] each. The last one is that of the
@@ -43,12 +47,14 @@ class _States:
     def add(self, states: torch.Tensor) -> None:
         self.parts.append(states)
         self.num += len(states)
+        if len(self.parts) > MAX_PARTS:  # each part keeps the states of all rows of its pass
+            self.parts = deque([torch.cat([*self.parts])])
         while self.num - len(self.parts[0]) >= KEPT_STATES:
             self.num -= len(self.parts.popleft())
 
     def take(self, num: int) -> torch.Tensor:
         """The first num states. They are not kept any more."""
-        states = torch.cat([*self.parts])
+        states = self.parts[0] if len(self.parts) == 1 else torch.cat([*self.parts])
         self.num -= num
         self.parts = deque([states[num:]] if self.num else [])
         return states[:num]

@@ -65,7 +65,7 @@ class AttentionGroup:
     """Rows whose attention is computed in one call.
 
     tokens: where the group's tokens are in the packed row.
-    rows: the cache rows that are read.
+    rows: the cache rows that are read; as a tensor [rows], they are copied by every layer.
     mask: bool [rows, 1, width, context_len], True where the query sees the key. width and
         context_len: query tokens per row and keys per row, both after padding.
     places: [tokens] index of each token among the rows * width padded ones; None if the group needs
@@ -73,7 +73,7 @@ class AttentionGroup:
     """
 
     tokens: slice
-    rows: slice
+    rows: slice | torch.Tensor
     mask: torch.Tensor
     places: torch.Tensor | None = None
 
@@ -134,12 +134,12 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
     input. Rows without an input in between compute padding."""
     row_lo, row_hi = items[0].row, items[-1].row + 1
     num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
-    starts = torch.zeros(num_rows, dtype=torch.long)
+    starts, firsts = torch.zeros(2, num_rows, dtype=torch.long)
     is_seen = torch.ones(width, width, dtype=torch.bool).tril().repeat(num_rows, 1, 1)
     places: list[int] = []
     for item in items:
         row, num = item.row - row_lo, len(item.tokens)
-        starts[row] = item.position
+        starts[row], firsts[row] = item.position, item.first
         places += range(row * width, row * width + num)
         if item.parents:
             is_seen[row, :num, :num] = torch.from_numpy(visibility(item.parents))
@@ -148,21 +148,25 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
     return AttentionGroup(
         slice(first, first + len(places)),
         slice(row_lo, row_hi),
-        attention_mask(starts.to(device), is_seen.to(device), context_len),
+        attention_mask(starts.to(device), firsts.to(device), is_seen.to(device), context_len),
         None if is_rectangular else torch.tensor(places, device=device),
     )
 
 
-def attention_mask(starts: torch.Tensor, is_seen: torch.Tensor, context_len: int) -> torch.Tensor:
+def attention_mask(
+    starts: torch.Tensor, firsts: torch.Tensor, is_seen: torch.Tensor, context_len: int
+) -> torch.Tensor:
     """The mask of rows with new tokens, bool [rows, 1, width, context_len].
 
     starts: [rows], the slot of each row's first new token; all tokens see the slots before it.
-    is_seen: bool [rows, width, width]; which new tokens of its row each one sees.
+    firsts: [rows], the row's first slot with a key. is_seen: bool [rows, width, width]; which new
+    tokens of its row each one sees.
     """
     num_rows, width, _ = is_seen.shape
     # Padding tokens may stand beyond the context, so the mask has room for them at first.
     keys = torch.arange(context_len + width, device=starts.device)
-    mask = (keys < starts[:, None])[:, None].repeat(1, width, 1)
+    is_before = (keys < starts[:, None]) & (keys >= firsts[:, None])
+    mask = is_before[:, None].repeat(1, width, 1)
     slots = (starts[:, None] + keys[:width])[:, None].expand(num_rows, width, width)
     return mask.scatter_(2, slots, is_seen)[:, None, :, :context_len]
 
@@ -209,8 +213,9 @@ class RowCache(Cache):
 
     def read_by(self, group: AttentionGroup) -> _Read:
         """For every layer, views of the keys and values that a group reads: [rows of the group,
-        kv_heads, context_len, D]."""
-        read = self._by_row[:, group.rows, :, : group.mask.shape[-1]].unbind()
+        kv_heads, context_len, D]; of all rows if those of the group are a tensor."""
+        rows = slice(None) if isinstance(group.rows, torch.Tensor) else group.rows
+        read = self._by_row[:, rows, :, : group.mask.shape[-1]].unbind()
         return list(zip(read[::2], read[1::2], strict=True))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
@@ -285,6 +290,8 @@ class PassAttention:
         queries, parts = queries.to(self._dtype), []
         for group, read, masks in self._calls:
             keys, values = read[layer]
+            if isinstance(group.rows, torch.Tensor):
+                keys, values = (one.index_select(0, group.rows) for one in (keys, values))
             if window not in masks:
                 num_shared = queries.shape[1] // keys.shape[1]
                 masks[window] = additive_mask(group, num_shared, self._dtype, window)

@@ -147,12 +147,16 @@ class CausalRunner(Runner):
         start = time.perf_counter()
         config = self.config
         packed = pack(inputs, config.max_len, config.device)
-        output = self._run(packed)
+        output = self._launched(inputs, packed)
         if output.hidden is not None and config.state_layers:
             states = [output.hidden[packed.tokens_of(one)] for one in inputs]
             output = replace(output, hidden=torch.cat(states))
         self.passes_s += time.perf_counter() - start
         return output
+
+    def _launched(self, inputs: Sequence[RowInput], packed: PackedBatch) -> PassOutput:
+        """Launch the pass over the packed inputs kernel by kernel."""
+        return self._run(packed)
 
     def _run(self, packed: PackedBatch) -> PassOutput:
         """Run the model on tokens that are on the device, without waiting for the result. States

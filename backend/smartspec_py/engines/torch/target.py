@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,18 +103,15 @@ class TorchTarget(CachedModel[_Sequence]):
         logits, scores = self._score_prompts(out.logits, items)
         results = iter(verify(logits, [item.request for item in items if item.request]))
         pass_s = time.perf_counter() - start
-        events, first = [], 0
+        events, states, first = [], [], 0
         for item in items:
-            hidden, last = None, first + self._num_states(item.row_input)
-            if out.hidden is not None and last > first:
-                own = out.hidden[first:last]
-                # A copy frees the states of the whole pass.
-                hidden = own[item.num_again if self.runner.config.state_layers else 0 :].clone()
-            first = last
             result = next(results) if item.request else None
-            event = self._settle(item, result, hidden, pass_s)
-            events.append(event._replace(prompt_log_probs=scores.get(item.sequence)))
-        return events
+            events.append(self._settle(item, result, pass_s))
+            if item.sequence in scores:
+                events[-1] = events[-1]._replace(prompt_log_probs=scores[item.sequence])
+            states.append([first + i for i in self._reported(item, result)])
+            first += self._num_states(item.row_input)
+        return events if out.hidden is None else _with_states(events, out.hidden, states)
 
     def cancel(self, sequence: SequenceId) -> None:
         """Does nothing: work in flight ends with the next poll."""
@@ -127,6 +124,13 @@ class TorchTarget(CachedModel[_Sequence]):
         """Number of states that a pass returns for this input."""
         has_all = self.runner.config.state_layers
         return len(row_input.tokens) if has_all else row_input.num_logits
+
+    def _reported(self, item: _Item, result: VerifyResult | None) -> Iterable[int]:
+        """Which of the item's states the proposers get: those of tokens that are new and final."""
+        if item.request is not None and item.request.drafts and result is not None:
+            return [0, *(draft + 1 for draft in result.path)]
+        num_again = item.num_again if self.runner.config.state_layers else 0
+        return range(num_again, self._num_states(item.row_input))
 
     def _item(self, work: Work) -> _Item:
         state = self._sequences[work.sequence]
@@ -184,18 +188,14 @@ class TorchTarget(CachedModel[_Sequence]):
             first = last
         return torch.cat(kept), found
 
-    def _settle(
-        self, item: _Item, result: VerifyResult | None, hidden: torch.Tensor | None, pass_s: float
-    ) -> Event:
+    def _settle(self, item: _Item, result: VerifyResult | None, pass_s: float) -> Event:
         """Update the sequence with the result. After a verification, the row also holds the last
-        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk.
-
-        hidden: the states of this item."""
+        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk."""
         state = self._sequences[item.sequence]
         end = item.row_input.position + len(item.row_input.tokens)
         if result is None or item.request is None:
             state.row.num_cached = end
-            return Event(item.sequence, pass_s=pass_s, hidden=hidden)
+            return Event(item.sequence, pass_s=pass_s)
         num_drafts, path = len(item.request.drafts), result.path
         if not result.tokens and num_drafts and isinstance(self.runner.cache, RowCache):
             # PyTorch multiplies the values of masked keys by 0, and 0 times NaN is NaN. So one
@@ -211,8 +211,6 @@ class TorchTarget(CachedModel[_Sequence]):
             assert isinstance(self.runner.cache, RowCache)
             self.runner.cache.move_tokens(state.row.index, slots, first)
         state.row.num_cached = first + len(path)
-        if num_drafts and hidden is not None:
-            hidden = hidden[[0, *(draft + 1 for draft in path)]]
         state.tokens.extend(result.tokens)
         if state.history is not None:
             state.history.extend(result.tokens)
@@ -223,6 +221,21 @@ class TorchTarget(CachedModel[_Sequence]):
             num_accepted=result.num_accepted,
             pass_s=pass_s,
             log_probs=result.log_probs,
-            hidden=hidden,
             path=tuple(path) if item.request.parents else (),
         )
+
+
+def _with_states(
+    events: Sequence[Event], hidden: torch.Tensor, rows: Sequence[Sequence[int]]
+) -> list[Event]:
+    """The events with these rows of a pass's states; failed ones without. One copy for all events,
+    because on a GPU one for each would take longer than the pass of a small model."""
+    every = torch.tensor([i for some in rows for i in some], dtype=torch.long, device=hidden.device)
+    parts = torch.split(hidden.index_select(0, every), [len(some) for some in rows])
+    pairs = zip(events, parts, strict=True)
+    return [
+        event._replace(hidden=part)
+        if event.hidden is None and not event.error and len(part)
+        else event
+        for event, part in pairs
+    ]
