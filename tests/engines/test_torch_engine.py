@@ -18,7 +18,9 @@ from torch_models import (
     VOCAB_SIZE,
     check_rows,
     expected_text,
+    make_model,
     make_proposer,
+    make_runner,
     make_target,
     poll,
 )
@@ -216,6 +218,19 @@ def test_a_pass_can_be_timed_in_any_room() -> None:
     target = make_target("llama")
     for tokens, context_len in ((1, 0), (64, 90), (96, 96), (200, 10)):
         assert target.time_pass(2, tokens, context_len) > 0
+
+
+def test_timed_passes_write_the_memory_that_they_read() -> None:
+    """Pages that were never written are one page, which would be in the processor's caches."""
+    runner = make_runner(make_model("llama"), with_openvino=True)
+    tensors = [tensor.data for tensor in runner.cache.tensors.values()]
+    for data in tensors:
+        data[:] = 1
+    runner.time_pass(2, 1, 40)  # of the three blocks of 32 tokens of each row, it reads two
+    for data in tensors:
+        assert [bool(block.any()) for block in data[[0, 2, 3, 5]]] == [False, True, False, True]
+    runner.release()
+    assert not any(data.any() for data in tensors)
 
 
 def driver_of(

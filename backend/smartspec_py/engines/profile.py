@@ -27,7 +27,7 @@ from smartspec_py.engines.base import Profilable
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 9
+PROFILE_VERSION = 10
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5

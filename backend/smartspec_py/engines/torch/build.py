@@ -154,6 +154,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     shape = _shape(limits)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
+    for one in runners:
+        one.release()
     proposers = _proposers(setup, target, proposer)
     logger.info(
         "%s on %s: %s, %s, %d threads; drafts from %s",

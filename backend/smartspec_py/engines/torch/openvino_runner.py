@@ -18,6 +18,7 @@ that sum in different orders, so each kind of token is always computed by the sa
 from __future__ import annotations
 
 import math
+import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -53,9 +54,6 @@ GROUPS = (128, 64, 32)
 """With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
 these that divides the width of every product. One scale for a whole row would be less accurate.
 Weights of 4 bits have the same groups."""
-
-ALIGNMENT = 64
-"""Bytes of a line of the processor's caches."""
 
 NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
 
@@ -209,6 +207,7 @@ class OpenVinoRunner(Runner):
     ) -> float:
         """Without padding, and behind a pass of the same size, if such passes are padded."""
         given = batch_size, tokens_per_row, context_len, num_logits
+        self.cache.occupy(batch_size, min(context_len + tokens_per_row, self.config.max_len))
         if not self._most_padding:
             return super().time_pass(*given)
         kept, self._most_padding = self._most_padding, 0
@@ -216,6 +215,9 @@ class OpenVinoRunner(Runner):
         seconds = super().time_pass(*given)
         self._most_padding = kept
         return seconds
+
+    def release(self) -> None:
+        self.cache.release()
 
     def _set_inputs(self, parts: Sequence[RowInput], wanted: Sequence[int]) -> None:
         starts = [one.position - one.first for one in parts]
@@ -324,17 +326,36 @@ class BlockCache:
         num_heads, head_dim = key_shape(model.config)
         shape = ov.Shape([self.num_blocks, num_heads, BLOCK_LEN, head_dim])
         self.tensors: dict[str, ov.Tensor] = {}
-        self._memory = []
+        self._maps: list[mmap.mmap] = []
+        self._occupied = [0] * config.num_rows
+        """Blocks of each row that `occupy` has written."""
         for name in cache_names(len(model.model.layers)):
             dtype = compiled.input(name).element_type
-            zeros = _zeros(math.prod(shape) * dtype.size)
-            self._memory.append(zeros)
-            self.tensors[name] = ov.Tensor(zeros, shape, dtype)
+            num_bytes = math.prod(shape) * dtype.size
+            # The system gives each page when it is written, so unused rows take no memory.
+            self._maps.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            self._maps[-1].madvise(mmap.MADV_HUGEPAGE)
+            self.tensors[name] = ov.Tensor(np.frombuffer(self._maps[-1], np.uint8), shape, dtype)
 
     def blocks(self, row: int, num_tokens: int) -> range:
         """The blocks of the row's first num_tokens tokens."""
         first = row * self._per_row
         return range(first, first + -(-num_tokens // BLOCK_LEN))
+
+    def occupy(self, num_rows: int, num_tokens: int) -> None:
+        """Write to this many tokens of the first rows. Reading pages that were never written takes
+        no time: they are all the same page, which stays in the processor's caches."""
+        for row in range(num_rows):
+            blocks = self.blocks(row, num_tokens)
+            for tensor in self.tensors.values() if len(blocks) > self._occupied[row] else ():
+                _bytes(tensor)[blocks.start + self._occupied[row] : blocks.stop] = 0
+            self._occupied[row] = max(self._occupied[row], len(blocks))
+
+    def release(self) -> None:
+        """Give the memory of all rows back to the system. Their contents are lost."""
+        self._occupied = [0] * len(self._occupied)
+        for one in self._maps:
+            one.madvise(mmap.MADV_DONTNEED)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens, in whole blocks."""
@@ -348,14 +369,6 @@ class BlockCache:
         blocks = self.blocks(row, self._per_row * BLOCK_LEN)
         for tensor in self.tensors.values():
             _bytes(tensor)[blocks.start : blocks.stop] = 0
-
-
-def _zeros(num_bytes: int) -> Any:
-    """Bytes at an address that suits vector instructions. The system gives each page of them when
-    it is written, so unused rows take no memory."""
-    zeros = np.zeros(num_bytes + ALIGNMENT, np.uint8)
-    first = -zeros.ctypes.data % ALIGNMENT
-    return zeros[first : first + num_bytes]
 
 
 def _bytes(tensor: ov.Tensor) -> Any:

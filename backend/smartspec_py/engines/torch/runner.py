@@ -101,6 +101,9 @@ class Runner(ABC):
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         """Run one pass over all inputs, and write their keys and values to their rows."""
 
+    def release(self) -> None:  # noqa: B027
+        """Give back memory that only timed passes needed. The contents of all rows are lost."""
+
     def warm(self, max_width: int) -> None:  # noqa: B027
         """Prepare decoding passes of up to max_width tokens per row; the default does nothing."""
 
