@@ -29,7 +29,6 @@ from smartspec_py.engines.torch.runner import Runner
 KEPT_STATES = 2048
 """States of a sequence that wait for the head: 48 MiB for a target of width 4,096 in bfloat16."""
 
-
 MAX_PARTS = 32
 """Passes whose states of a sequence are kept apart. More are copied together."""
 

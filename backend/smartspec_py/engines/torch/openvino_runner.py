@@ -17,6 +17,7 @@ that sum in different orders, so each kind of token is always computed by the sa
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import time
@@ -334,7 +335,8 @@ class BlockCache:
             num_bytes = math.prod(shape) * dtype.size
             # The system gives each page when it is written, so unused rows take no memory.
             self._maps.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-            self._maps[-1].madvise(mmap.MADV_HUGEPAGE)
+            with contextlib.suppress(OSError):  # some kernels have no large pages
+                self._maps[-1].madvise(mmap.MADV_HUGEPAGE)
             self.tensors[name] = ov.Tensor(np.frombuffer(self._maps[-1], np.uint8), shape, dtype)
 
     def blocks(self, row: int, num_tokens: int) -> range:
