@@ -55,7 +55,9 @@ class EngineConfig(_Layer):
     kind: str
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
-        """The function that builds the engine. Imports packages that only this kind needs.
+        """The function that builds the engine. Imports packages that only this kind needs. Kinds
+        of other packages override it. Those of this package are in `serving.build`, because their
+        engines import this module.
 
         Its arguments are this config, the limits, and the folder that paths are relative to. It
         raises ConfigError, which names the key.
@@ -92,8 +94,7 @@ class TorchEngineConfig(EngineConfig):
         are then clearly faster.
     runtime: what computes the models on a CPU. auto uses OpenVINO if it is installed and supports
         the model, else PyTorch. Other devices always use PyTorch.
-    cuda_graphs: on a GPU, pad short passes and replay them as CUDA graphs. Never run by this
-        project.
+    cuda_graphs: on a GPU, pad passes and replay them as CUDA graphs.
     profile_cache: directory of measured step costs. null measures them at every start.
     """
 

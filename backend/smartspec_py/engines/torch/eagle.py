@@ -339,13 +339,17 @@ class EagleRunner(GraphRunner):
         self._given = self._hidden.clone()
         """The states that a replay reads, one for each token."""
 
-    def _launched(self, inputs: Sequence[RowInput], packed: PackedBatch) -> PassOutput:
-        by_row = {one.row: one for one in inputs}
-        given = self.states.inputs([by_row[row] for row in packed.firsts])
-        output = self._with_states(packed, given)
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        output = super().forward(inputs)
         assert output.hidden is not None
         self.states.keep(inputs, output.hidden)
         return output
+
+    def _launched(self, inputs: Sequence[RowInput], packed: PackedBatch) -> PassOutput:
+        by_row = {one.row: one for one in inputs}
+        given = self.states.inputs([by_row[row] for row in packed.firsts])
+        return self._with_states(packed, given)
 
     def _replayed(self, inputs: Sequence[RowInput], bucket: Bucket) -> PassOutput:
         firsts = [0 if bucket.is_long else one.row * bucket.width for one in inputs]
@@ -354,10 +358,7 @@ class EagleRunner(GraphRunner):
             i for first, num in zip(firsts, counts, strict=True) for i in range(first, first + num)
         ]
         self._given[places] = self.states.inputs(inputs)
-        output = super()._replayed(inputs, bucket)
-        assert output.hidden is not None
-        self.states.keep(inputs, output.hidden)
-        return output
+        return super()._replayed(inputs, bucket)
 
     def _run(self, packed: PackedBatch) -> PassOutput:
         return self._with_states(packed, self._given[: packed.token_ids.shape[1]])

@@ -70,6 +70,8 @@ class GraphRunner(CausalRunner):
         """The captured ones for rows that decode, ascending."""
         self._long: list[Bucket] = []
         """The captured ones for long inputs, ascending."""
+        self._most = 0
+        """Longer inputs are long."""
         self._graphs: dict[Bucket, Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if config.device.type == "cuda" else None
         self.num_replays = 0
@@ -99,6 +101,7 @@ class GraphRunner(CausalRunner):
             )
             return
         self.buckets, self._long = buckets, long
+        self._most = max(one.width for one in buckets)
         seconds = time.perf_counter() - start
         logger.info("%s: captured passes of %d sizes in %.1f s", name, len(self._graphs), seconds)
 
@@ -137,9 +140,8 @@ class GraphRunner(CausalRunner):
         be launched kernel by kernel."""
         if not self.buckets:
             return []
-        most = max(one.width for one in self.buckets)
-        long = [i for i, one in enumerate(inputs) if len(one.tokens) > most]
-        short = [i for i, one in enumerate(inputs) if len(one.tokens) <= most]
+        long = [i for i, one in enumerate(inputs) if len(one.tokens) > self._most]
+        short = [i for i, one in enumerate(inputs) if len(one.tokens) <= self._most]
         if any(inputs[i].num_logits > 1 or inputs[i].parents for i in long):
             return []
         parts = ([short] if short else []) + [[i] for i in long]
@@ -165,21 +167,18 @@ class GraphRunner(CausalRunner):
         # A long bucket has the logits of its wanted token only.
         places = self._every[: len(wanted)] if bucket.is_long else wanted
         logits = self._logits.index_select(0, places)
-        return PassOutput(logits, self._states(inputs, wanted, bucket))
+        return PassOutput(logits, self._states(inputs, places, bucket))
 
     def _states(
-        self, inputs: Sequence[RowInput], wanted: torch.Tensor, bucket: Bucket
+        self, inputs: Sequence[RowInput], places: torch.Tensor, bucket: Bucket
     ) -> torch.Tensor | None:
-        """The states that the pass returns; see `PassOutput`."""
+        """The states that the pass returns; see `PassOutput`. places: of those of wanted tokens."""
         if self._has_all_states:
             if bucket.is_long:
                 return self._hidden[: len(inputs[0].tokens)].clone()
             firsts = [(one.row * bucket.width, len(one.tokens)) for one in inputs]
             return torch.cat([self._hidden[first : first + num] for first, num in firsts])
-        if not self.config.gives_hidden:
-            return None
-        places = self._every[: len(wanted)] if bucket.is_long else wanted
-        return self._hidden.index_select(0, places)
+        return self._hidden.index_select(0, places) if self.config.gives_hidden else None
 
     def _captured(self, bucket: Bucket) -> Graph:
         """Capture the graph of a bucket. This overwrites the staged inputs."""

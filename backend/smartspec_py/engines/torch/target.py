@@ -109,8 +109,9 @@ class TorchTarget(CachedModel[_Sequence]):
             events.append(self._settle(item, result, pass_s))
             if item.sequence in scores:
                 events[-1] = events[-1]._replace(prompt_log_probs=scores[item.sequence])
-            states.append([first + i for i in self._reported(item, result)])
-            first += self._num_states(item.row_input)
+            if out.hidden is not None:
+                states.append([first + i for i in self._reported(item, result)])
+                first += self._num_states(item.row_input)
         return events if out.hidden is None else _with_states(events, out.hidden, states)
 
     def cancel(self, sequence: SequenceId) -> None:
