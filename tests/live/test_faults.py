@@ -130,14 +130,15 @@ def faulted(served: Served, name: str, fault: signal.Signals | None, num_streams
 @pytest.mark.parametrize(
     ("name", "fault", "words"),
     [
-        ("triton_python", signal.SIGKILL, "has died or hangs."),
+        # The launcher notices the silence, or the end of its connection if Triton aborts first.
+        ("triton_python", signal.SIGKILL, ("has died or hangs.", "has died.")),
         ("triton_python", signal.SIGSTOP, "has died or hangs."),
         ("tritonserver", signal.SIGKILL, "Triton ended with exit code 137."),
         ("gateway", signal.SIGKILL, "The gateway ended with exit code 137."),
     ],
 )
 def test_a_fault_ends_the_launcher_and_every_stream(
-    tmp_path: Path, name: str, fault: signal.Signals, words: str
+    tmp_path: Path, name: str, fault: signal.Signals, words: str | tuple[str, ...]
 ) -> None:
     result = faulted(serve(tmp_path), name, fault, 4)
     assert result.code == 1
