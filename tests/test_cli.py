@@ -80,6 +80,7 @@ NOWHERE = "/no/such/folder/file"
             "--set: planner.batch_table: rows must ascend from 1 or more, got (2, 1)",
         ),
         ("serve --dtype int8", "--dtype: Input should be 'auto', 'float32'"),
+        ("serve --kv-cache int8", "--kv-cache: Input should be 'auto' or 'u8'"),
         ("serve --draft nowhere", "nowhere is not a directory"),
         ("serve --http-port 8001 --grpc-port 8001", "the three ports must differ"),
         ("serve --grpc-port 70000", "be in 1..65535"),

@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
-from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.torch.runner import RunnerConfig, bytes_per_token
 from smartspec_py.engines.torch.target import TorchTarget
 
 MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 4, 16, 40
@@ -64,7 +64,12 @@ class Recorder(TorchTarget):
     """A target that keeps the logits of its last pass, [number of wanted tokens, vocabulary]."""
 
     def __init__(
-        self, kind: str, dtype: torch.dtype, weights: str, layers: tuple[int, ...] = ()
+        self,
+        kind: str,
+        dtype: torch.dtype,
+        weights: str,
+        layers: tuple[int, ...] = (),
+        kv_cache: str = "auto",
     ) -> None:
         torch.manual_seed(0)
         of_weights = torch.bfloat16 if weights == "half" else dtype
@@ -72,7 +77,7 @@ class Recorder(TorchTarget):
         model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(of_weights).eval()
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
-            state_layers=layers, weights=weights,
+            state_layers=layers, weights=weights, kv_cache=kv_cache,
         )  # fmt: skip
         capabilities = TargetCapabilities(
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE
@@ -218,9 +223,35 @@ def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype, weights
         pytest.skip(f"OpenVINO computes no {dtype} on this processor")
     # States of layers read the last token of a cached prefix again, here also after a preemption.
     for layers in ((), (0, 1)):
-        reference = Reference(Recorder(kind, dtype, weights, layers))
-        run = RandomRun(Recorder(kind, dtype, weights, layers), reference, seed=1)
-        run.run(200)
+        check_bits(kind, dtype, weights, layers)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3, heads of 64", "gemma3, window 50"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
+    """Each head of a token takes one byte per number, and 8 for the scale and the zero."""
+    runner = Recorder(kind, dtype, "int8", kv_cache="u8").runner
+    if runner.config.dtype != dtype:
+        pytest.skip(f"OpenVINO computes no {dtype} on this processor")
+    tensors = runner.cache.tensors.values()  # type: ignore[attr-defined]
+    assert {tensor.element_type.to_string() for tensor in tensors} == {"u8"}
+    head_dim = CONFIGS[kind].to_dict().get("head_dim") or 32
+    assert runner.bytes_per_token == 2 * 2 * 2 * (head_dim + 8)
+    expected = bytes_per_token(CONFIGS[kind], torch.device("cpu"), dtype, "u8")
+    assert runner.bytes_per_token == expected
+    check_bits(kind, dtype, "int8", kv_cache="u8")
+
+
+def check_bits(
+    kind: str,
+    dtype: torch.dtype,
+    weights: str,
+    layers: tuple[int, ...] = (),
+    kv_cache: str = "auto",
+) -> None:
+    target, alone = (Recorder(kind, dtype, weights, layers, kv_cache) for _ in range(2))
+    run = RandomRun(target, Reference(alone), seed=1)
+    run.run(200)
     assert run.num_checked > 400
     assert run.num_reused > 500
     assert run.num_accepted > 200

@@ -220,9 +220,10 @@ def test_a_pass_can_be_timed_in_any_room() -> None:
         assert target.time_pass(2, tokens, context_len) > 0
 
 
-def test_timed_passes_write_the_memory_that_they_read() -> None:
+@pytest.mark.parametrize("kv_cache", ["auto", "u8"])
+def test_timed_passes_write_the_memory_that_they_read(kv_cache: str) -> None:
     """Pages that were never written are one page, which would be in the processor's caches."""
-    runner = make_runner(make_model("llama"), with_openvino=True)
+    runner = make_runner(make_model("llama"), with_openvino=True, kv_cache=kv_cache)
     tensors = [tensor.data for tensor in runner.cache.tensors.values()]
     for data in tensors:
         data[:] = 1
@@ -231,6 +232,13 @@ def test_timed_passes_write_the_memory_that_they_read() -> None:
         assert [bool(block.any()) for block in data[[0, 2, 3, 5]]] == [False, True, False, True]
     runner.release()
     assert not any(data.any() for data in tensors)
+    for data in tensors:
+        data[6:9] = 1
+    runner.cache.copy_row(2, 0, 33)
+    runner.cache.clear_row(2)
+    for data in tensors:
+        assert [bool(block.all()) for block in data[:3]] == [True, True, False]
+        assert not data[3:].any()
 
 
 def driver_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ OPENVINO = "openvino: "
 
 
 def make_runner(
-    model: Any, max_sequences: int = MAX_SEQUENCES, with_openvino: bool = False
+    model: Any,
+    max_sequences: int = MAX_SEQUENCES,
+    with_openvino: bool = False,
+    kv_cache: str = "auto",
 ) -> Runner:
     model.set_attn_implementation(ATTENTION_NAME)
     config = RunnerConfig(
@@ -97,7 +101,7 @@ def make_runner(
     if with_openvino:
         from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 
-        return OpenVinoRunner(model, config)
+        return OpenVinoRunner(model, replace(config, kv_cache=kv_cache))
     return CausalRunner(model, config)
 
 

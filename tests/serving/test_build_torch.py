@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
-from smartspec_py.defaults import ConfigError
+from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch import threads
 from smartspec_py.engines.torch.runner import RunnerConfig
@@ -59,11 +59,29 @@ def test_a_pair_that_openvino_computes(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert torch.get_num_threads() == 1
 
 
+def test_a_cache_of_8_bits_has_a_profile_of_its_own(tmp_path: Path) -> None:
+    engines = []
+    for kv_cache in ("auto", "u8"):
+        given = config(dtype="float32", kv_cache=kv_cache, profile_cache=str(tmp_path))
+        engines.append(build_torch.build_torch(given, LIMITS, tmp_path))
+        engines[-1].target.close()
+    exact, rounded = engines
+    assert exact.profile_path != rounded.profile_path
+    assert str(rounded.facts["runtime"]).endswith(", 8-bit KV cache")
+    # Heads of 16 numbers, in float32 or with 8 bytes for the scale and the zero.
+    ratio = rounded.target.capabilities.bytes_per_token / exact.target.capabilities.bytes_per_token
+    assert ratio == (16 + 8) / (16 * 4)
+    drafts = [one.proposers[DRAFT_MODEL].capabilities.bytes_per_token for one in engines]
+    assert drafts[1] / drafts[0] == ratio
+
+
 def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.draft"):
         build_torch.build_torch(config("nowhere"), LIMITS, tmp_path)
     with pytest.raises(ConfigError, match=r"engine\.weights: int8 needs OpenVINO"):
         build_torch.build_torch(config(weights="int8", runtime="torch"), LIMITS, tmp_path)
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache: u8 needs OpenVINO .*: use auto"):
+        build_torch.build_torch(config(kv_cache="u8", runtime="torch"), LIMITS, tmp_path)
     limits = LIMITS.model_copy(update={"max_context_len": 10**6})
     with pytest.raises(ConfigError, match=r"fewer than the max_context_len of 1000000: lower it"):
         build_torch.build_torch(config(), limits, tmp_path)

@@ -64,6 +64,16 @@ def test_each_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         assert context.choose_context_len(shared, torch.float32, 32)[0] == 512
 
 
+def test_a_cache_of_8_bits_gives_a_longer_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 16 take 24 bytes instead of 64."""
+    left = 2 * 32 * 3 * 2 * 8 * 64 * 600
+    monkeypatch.setattr(context, "_weight_bytes", lambda config, dtype: 0)
+    monkeypatch.setattr(context, "free_bytes", lambda device: left)
+    for kv_cache, expected in (("auto", 512), ("u8", 1536)):
+        models = [(PAIR / "target", CPU)]
+        assert context.choose_context_len(models, torch.float32, 32, kv_cache)[0] == expected
+
+
 def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

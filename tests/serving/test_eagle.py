@@ -50,11 +50,13 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("runtime", ["torch", "openvino"])
-def test_texts_are_those_without_speculation(head: Path, runtime: str) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "kv_cache"), [("torch", "auto"), ("openvino", "auto"), ("openvino", "u8")]
+)
+def test_texts_are_those_without_speculation(head: Path, runtime: str, kv_cache: str) -> None:
     """First with room for all caches, then with a budget that preempts requests and drops the
     head's cache."""
-    config = config_of(heads=str(head), runtime=runtime)
+    config = config_of(heads=str(head), runtime=runtime, kv_cache=kv_cache)
     plain, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
     policies = ("fixed:1", "fixed:3", "fixed:5", "fixed:7") * len(REQUESTS)
     drafting = [
@@ -62,7 +64,9 @@ def test_texts_are_those_without_speculation(head: Path, runtime: str) -> None:
         for one, policy in zip(REQUESTS, policies, strict=False)
     ]
     found, _ = served(config, drafting)
-    tight = config_of({"max_cache_tokens": 260}, heads=str(head), runtime=runtime)
+    tight = config_of(
+        {"max_cache_tokens": 260}, heads=str(head), runtime=runtime, kv_cache=kv_cache
+    )
     squeezed, num_preemptions = served(tight, drafting)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     assert [sink.tokens for sink in squeezed] == [sink.tokens for sink in plain]

@@ -51,6 +51,9 @@ def serve(
         str,
         _of_models(help="Weights: auto (int8 if large, on a CPU), stored, int8 or int4."),
     ] = "auto",
+    kv_cache: Annotated[
+        str, _of_models(help="KV cache: auto (precision of the products), or u8 on a CPU.")
+    ] = "auto",
     num_threads: Annotated[
         int, _of_models(help="Compute threads; 0 uses one less than the number of cores.")
     ] = 0,
@@ -133,6 +136,7 @@ def serve(
         engine={
             "dtype": dtype,
             "weights": weights,
+            "kv_cache": kv_cache,
             "num_threads": num_threads,
             "runtime": runtime,
         },

@@ -127,10 +127,11 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     vocab_size = num_token_ids(tokenizer)
     dtype = dtype_of(config.dtype, places.target, model)
     models = [(model, places.target)] + ([(draft, places.draft)] if draft else [])
-    limits = _with_context_len(limits, models, dtype)
+    limits = _with_context_len(limits, models, dtype, config.kv_cache)
     own = RunnerConfig(
         *(model, places.target, dtype, limits.max_sequences, limits.context_len, vocab_size),
         weights=config.weights,
+        kv_cache=config.kv_cache,
     )
     heads = _load_heads(head_folder, own, draft)
     setup = _Setup(config, limits, places, own, draft, head_folder, heads)
@@ -178,7 +179,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         facts={
             "model": model.name,
             "dtype": dtype_text(dtype, runner.config.dtype),
-            "runtime": runtime + _weights_text(weights),
+            "runtime": runtime + _weights_text(weights) + runner.config.cache_text,
             "threads": num_threads,
         },
     )
@@ -293,12 +294,15 @@ def _named(key: str) -> Iterator[None]:
 
 
 def _with_context_len(
-    limits: LimitsConfig, models: Sequence[tuple[Path, torch.device]], dtype: torch.dtype
+    limits: LimitsConfig,
+    models: Sequence[tuple[Path, torch.device]],
+    dtype: torch.dtype,
+    kv_cache: str,
 ) -> LimitsConfig:
     """Set the served context length, and log its value and what limits it."""
     length, reason = limits.max_context_len, "limits.max_context_len"
     if length is None:
-        length, reason = choose_context_len(models, dtype, limits.max_sequences)
+        length, reason = choose_context_len(models, dtype, limits.max_sequences, kv_cache)
     text = "context: %d tokens, prompt and text together (%s)"
     logger.info(text, length, reason)
     return limits.model_copy(update={"max_context_len": length})
@@ -334,10 +338,9 @@ def _runner(
     with _named(key):
         runner = _openvino_runner(own, config.runtime, counts)
         if runner is None and config.weights in ("int8", "int4"):
-            raise ConfigError(
-                f"engine.json: engine.weights: {config.weights} needs OpenVINO and one of the "
-                f"model types {', '.join(FAMILIES)}: use stored"
-            )
+            raise _only_openvino(f"engine.weights: {config.weights}", "stored")
+        if runner is None and config.kv_cache == "u8":
+            raise _only_openvino("engine.kv_cache: u8", "auto")
         if runner is None:
             runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
             runner = load_runner(replace(own, weights="stored"), runner_class)
@@ -346,6 +349,13 @@ def _runner(
     logger.info("loaded %s", key)
     runner.warm(max_width)
     return runner
+
+
+def _only_openvino(value: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"engine.json: {value} needs OpenVINO and one of the model types {', '.join(FAMILIES)}: "
+        f"use {other}"
+    )
 
 
 def _openvino_runner(own: RunnerConfig, runtime: str, counts: Sequence[int] = ()) -> Runner | None:

@@ -34,11 +34,15 @@ the memory that cannot be reclaimed."""
 
 
 def choose_context_len(
-    models: Sequence[tuple[Path, torch.device]], dtype: torch.dtype, num_rows: int
+    models: Sequence[tuple[Path, torch.device]],
+    dtype: torch.dtype,
+    num_rows: int,
+    kv_cache: str = "auto",
 ) -> tuple[int, str]:
     """The context length for these models together, and the reason for it in words.
 
-    models: the folder of each model, the target first, and its device.
+    models: the folder of each model, the target first, and its device. kv_cache: see
+    `config.TorchEngineConfig`.
     """
     configs = [
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -51,7 +55,8 @@ def choose_context_len(
     for config, (_, device) in zip(configs, models, strict=True):
         of_device.setdefault(device, []).append(config)
     fitting, left = min(
-        _fitting(together, device, dtype, num_rows) for device, together in of_device.items()
+        _fitting(together, device, dtype, num_rows, kv_cache)
+        for device, together in of_device.items()
     )
     if reach <= fitting:
         return reach, f"all positions of {name}" if name else "the models set no limit"
@@ -60,11 +65,12 @@ def choose_context_len(
 
 
 def _fitting(
-    configs: Sequence[Any], device: torch.device, dtype: torch.dtype, num_rows: int
+    configs: Sequence[Any], device: torch.device, dtype: torch.dtype, num_rows: int, kv_cache: str
 ) -> tuple[int, int]:
     """The context length for which a device with these models has memory, and the bytes that their
     weights leave free."""
-    row_bytes = num_rows * sum(bytes_per_token(config, device, dtype) for config in configs)
+    each = [bytes_per_token(config, device, dtype, kv_cache) for config in configs]
+    row_bytes = num_rows * sum(each)
     left = free_bytes(device) - sum(_weight_bytes(config, dtype) for config in configs)
     return max(DEFAULT_CONTEXT_LEN, int(CACHE_SHARE * left / row_bytes) // STEP * STEP), left
 

@@ -46,7 +46,8 @@ LONGEST = "max_context_len"
 
 
 def cache_names(num_layers: int) -> list[str]:
-    """Names of the cache inputs [num_blocks, kv_heads, BLOCK_LEN, head_dim]; a pass writes them."""
+    """Names of the cache inputs [num_blocks, kv_heads, BLOCK_LEN, head_dim]; a pass writes them. In
+    8 bits, the last dimension also holds a scale and a zero."""
     return [f"{name}_cache.{i}" for i in range(num_layers) for name in ("key", "value")]
 
 

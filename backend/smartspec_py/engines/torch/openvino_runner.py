@@ -11,6 +11,8 @@ that sum in different orders, so each kind of token is always computed by the sa
   8 and 4 bits need a processor with VNNI.
 - Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
   token that is left of a prompt.
+- Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
+  computed again when the block gets more tokens.
 - All other tokens, which were generated or are drafts, are attended as separate sequences of one
   token each that share the row's blocks. A pass writes all its keys before it reads any.
 """
@@ -45,7 +47,6 @@ from smartspec_py.engines.torch.runner import (
     Runner,
     RunnerConfig,
     check_complete,
-    key_shape,
     load_config,
 )
 from smartspec_py.engines.torch.threads import TRIED_PASS, has_vnni, set_fastest
@@ -105,7 +106,8 @@ class OpenVinoRunner(Runner):
         settings = {
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
             "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": precision,
+            "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else precision,
+            "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
             "INFERENCE_NUM_THREADS": num_threads,
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
@@ -131,7 +133,7 @@ class OpenVinoRunner(Runner):
     @property
     def about(self) -> str:
         weights = f", {self.config.weights} weights" if self.config.weights != "stored" else ""
-        return f"OpenVINO {ov.get_version().split('-')[0]}{weights}"
+        return f"OpenVINO {ov.get_version().split('-')[0]}{weights}{self.config.cache_text}"
 
     @property
     def bytes_per_token(self) -> int:
@@ -324,14 +326,15 @@ class BlockCache:
     def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
         self._per_row = -(-config.max_len // BLOCK_LEN)
         self.num_blocks = config.num_rows * self._per_row + 1  # the last one is for padding
-        num_heads, head_dim = key_shape(model.config)
-        shape = ov.Shape([self.num_blocks, num_heads, BLOCK_LEN, head_dim])
         self.tensors: dict[str, ov.Tensor] = {}
         self._maps: list[mmap.mmap] = []
         self._occupied = [0] * config.num_rows
         """Blocks of each row that `occupy` has written."""
         for name in cache_names(len(model.model.layers)):
+            # In 8 bits, each row of a block begins with its scale and zero.
             dtype = compiled.input(name).element_type
+            widths = [one.get_length() for one in list(compiled.input(name).partial_shape)[1:]]
+            shape = ov.Shape([self.num_blocks, *widths])
             num_bytes = math.prod(shape) * dtype.size
             # The system gives each page when it is written, so unused rows take no memory.
             self._maps.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -31,13 +31,16 @@ from smartspec_py.engines.torch.packed import (
 )
 from smartspec_py.engines.torch.rope import IS_OLD, fix_longrope, use_new_rope
 
+SCALE_BYTES = 8
+"""Of the scale and the zero of a head's key or value in a cache of 8 bits, in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
-    weights: see `config.TorchEngineConfig`; that of a loaded runner is not auto.
+    weights, kv_cache: see `config.TorchEngineConfig`; weights of a loaded runner are not auto.
     """
 
     path: Path
@@ -49,6 +52,12 @@ class RunnerConfig:
     gives_hidden: bool = False
     state_layers: tuple[int, ...] = ()
     weights: str = "stored"
+    kv_cache: str = "auto"
+
+    @property
+    def cache_text(self) -> str:
+        """What to say of the cache behind the name of the runtime."""
+        return ", 8-bit KV cache" if self.kv_cache == "u8" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +282,15 @@ def check_finite(name: str, weight: torch.Tensor, config: RunnerConfig) -> None:
         )
 
 
-def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:
+def bytes_per_token(
+    hf_config: Any, device: torch.device, dtype: torch.dtype, kv_cache: str = "auto"
+) -> int:
     """Bytes of keys and values per token, for a model that is computed in dtype."""
     num_heads, head_dim = key_shape(hf_config)
-    size = _cache_dtype(device, dtype).itemsize
-    return int(hf_config.num_hidden_layers * 2 * num_heads * head_dim * size)
+    head_bytes = head_dim * _cache_dtype(device, dtype).itemsize
+    if kv_cache == "u8":
+        head_bytes = head_dim + SCALE_BYTES
+    return int(hf_config.num_hidden_layers * 2 * num_heads * head_bytes)
 
 
 def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
