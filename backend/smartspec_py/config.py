@@ -86,9 +86,10 @@ class TorchEngineConfig(EngineConfig):
         OpenVINO. auto is int8 on a CPU with VNNI if the model has 100 million parameters or more:
         texts change a little, and a pass takes about half the time. Without VNNI, texts with int8
         and int4 can depend on drafts.
-    kv_cache: auto keeps keys and values in float32, and with OpenVINO in the dtype. u8 rounds them
-        to 8 bits, each head of a token with one scale, for target, draft model and EAGLE-3 head. It
-        takes about half the memory of bfloat16, needs OpenVINO, and changes texts a little.
+    kv_cache: auto keeps keys and values in the dtype, but PyTorch on a CPU in float32. u8 rounds
+        them to 8 bits, each head of a token with one scale, for target, draft model and EAGLE-3
+        head. It takes about half the memory of bfloat16, and changes texts a little. It needs
+        OpenVINO.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
     draft_device: cuda:N for a draft model on another GPU than the target. null uses the target's
         device. Never run by this project.

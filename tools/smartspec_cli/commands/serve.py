@@ -52,7 +52,7 @@ def serve(
         _of_models(help="Weights: auto (int8 if large, on a CPU), stored, int8 or int4."),
     ] = "auto",
     kv_cache: Annotated[
-        str, _of_models(help="KV cache: auto (precision of the products), or u8 on a CPU.")
+        str, _of_models(help="KV cache: auto (in the dtype), or u8 (8 bits, with OpenVINO).")
     ] = "auto",
     num_threads: Annotated[
         int, _of_models(help="Compute threads; 0 uses one less than the number of cores.")
