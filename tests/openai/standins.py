@@ -11,7 +11,7 @@ from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Piece
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
-PIECES = (Piece("one", 1), Piece(" two", 2, "stop", 7, '{"speculative_decoding":{}}'))
+PIECES = (Piece("one", 1), Piece(" two", 2, "stop", 7, '{"speculative_decoding":{}}', 5))
 
 
 class Echo:

@@ -73,7 +73,12 @@ def test_a_chat_becomes_the_models_prompt() -> None:
     assert answer["object"] == "chat.completion"
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["one two"] * 2
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop"] * 2
-    assert answer["usage"] == {"prompt_tokens": 22, "completion_tokens": 6, "total_tokens": 28}
+    assert answer["usage"] == {
+        "prompt_tokens": 22,
+        "completion_tokens": 6,
+        "total_tokens": 28,
+        "prompt_tokens_details": {"cached_tokens": 5},
+    }
     assert answer["speculative_decoding"] == {}
 
 
@@ -96,6 +101,7 @@ def test_several_prompts_and_echo() -> None:
     assert model.asked[0]["max_tokens"] == 511, "the rest of the context"
     assert [c["text"] for c in answer["choices"]] == ["aone two"] * 2 + ["bone two"] * 2
     assert answer["usage"]["prompt_tokens"] == 2
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 10}, "5 of each prompt"
     stream = client().post(TEXTS, json={"prompt": "a", "echo": True, "stream": True})
     assert [one["choices"][0]["text"] for one in events(stream.text)[:-1][:2]] == ["aone", " two"]
 

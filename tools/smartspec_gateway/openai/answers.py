@@ -85,6 +85,7 @@ class Answer:
             for _ in range(asked.n)
         ]
         self._num_prompt, self._num_tokens = sum(num_tokens), 0
+        self._num_cached = 0
         self._metrics: str | None = None
         kind = "chat.completion" if self._is_chat else "text_completion"
         self._document = {
@@ -105,6 +106,8 @@ class Answer:
             )
         self._choices[number].add(piece)
         self._num_tokens += piece.num_output_tokens
+        if number % self._asked.n == 0:  # the other choices have the same prompt
+            self._num_cached += piece.num_cached_tokens
         if piece.finish_reason and number == 0:
             self._metrics = piece.metrics
 
@@ -133,11 +136,12 @@ class Answer:
         """Token counts, and vLLM's document `speculative_decoding` if the model sent one."""
         return {"usage": self._usage(), **json.loads(self._metrics or "{}")}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self._num_prompt,
             "completion_tokens": self._num_tokens,
             "total_tokens": self._num_prompt + self._num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
         }
 
     def _take(self, number: int, key: str) -> dict[str, Any]:

@@ -27,7 +27,13 @@ FIELDS = {
 }
 """Tensors with other names than the fields that they come from."""
 
-ALWAYS = ("text_output", "finish_reason", "num_output_tokens", "num_input_tokens")
+ALWAYS = (
+    "text_output",
+    "finish_reason",
+    "num_output_tokens",
+    "num_input_tokens",
+    "num_cached_tokens",
+)
 IF_ASKED = {
     "return_output_ids": ("output_ids",),
     "return_token_log_probs": ("token_log_probs",),
@@ -49,8 +55,8 @@ Fields = dict[str, Any]
 class Piece:
     """A part of a text: the outputs of one response, with their names and meanings.
 
-    num_input_tokens, metrics: on the last piece only. log_probs: the document `token_log_probs`, if
-    asked for.
+    num_input_tokens, num_cached_tokens, metrics: on the last piece only. log_probs: the document
+    `token_log_probs`, if asked for.
     """
 
     text_output: str = ""
@@ -58,6 +64,7 @@ class Piece:
     finish_reason: str = ""
     num_input_tokens: int = 0
     metrics: str | None = None
+    num_cached_tokens: int = 0
     num_steps: int = 0
     total_draft_tokens: int = 0
     total_accepted_draft_tokens: int = 0
