@@ -47,3 +47,9 @@ class Echo:
 
     async def is_ready(self) -> bool:
         return self.error is None
+
+
+def text_with(*texts: str, reason: str = "stop") -> Echo:
+    """A model that generates these parts of a text."""
+    parts = [Piece(text, 1) for text in texts]
+    return Echo(pieces=[*parts, Piece("", 1, reason, 5)])

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from openai.types.chat.completion_create_params import CompletionCreateParams as ChatParams
 from openai.types.completion_create_params import CompletionCreateParams as TextParams
 from pydantic import ValidationError
-from standins import TINY, Echo
+from standins import TINY, Echo, text_with
 from starlette.routing import Route
 
 from smartspec_gateway.limits import Limits
@@ -372,12 +372,6 @@ def test_chunks_have_counts_if_asked() -> None:
     found = events(client().post(CHAT, json=body).text)[0]["choices"][0]["speculation"]
     names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "drafter", "tokens"}
     assert (found.keys(), found["num_tokens"]) == (names, 1)
-
-
-def text_with(*texts: str, reason: str = "stop") -> Echo:
-    """A model that generates these parts of a text."""
-    parts = [Piece(text, 1) for text in texts]
-    return Echo(pieces=[*parts, Piece("", 1, reason, 5)])
 
 
 WITH_TOOLS = {"messages": HELLO, "tools": [TOOL], "stream": True}

@@ -15,6 +15,7 @@ from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import Offsets, TokenBytes
 from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.reasoning import ReasoningParser
 from smartspec_gateway.openai.schema import Generation
 from smartspec_gateway.openai.tools import Found, ToolParser
 
@@ -33,20 +34,42 @@ class Choice:
 
     parser: ToolParser | None
     max_calls: int
+    reasoning_parser: ReasoningParser | None = None
     echo: str = ""
     first_token: int | None = None
     finish_reason: str | None = None
     new_text: str = ""
+    new_reasoning: str = ""
     new_calls: list[dict[str, Any]] = field(default_factory=list)
     entries: list[Any] = field(default_factory=list)
     num_calls: int = 0
     offsets: Offsets = field(default_factory=Offsets)
     has_begun: bool = False
 
-    def add(self, piece: Piece) -> None:
-        found = (
-            Found(piece.text_output) if self.parser is None else self.parser.feed(piece.text_output)
+    @classmethod
+    def of(
+        cls,
+        asked: Generation,
+        is_in_reasoning: bool | None = None,
+        echo: str = "",
+        first_token: int | None = None,
+    ) -> Choice:
+        """A choice of this request. is_in_reasoning: None if the model has no reasoning blocks."""
+        is_one_call = isinstance(asked, ChatRequest) and not asked.parallel_tool_calls
+        return cls(
+            ToolParser(asked.tool_names) if asked.tool_names else None,
+            1 if is_one_call else MANY,
+            None if is_in_reasoning is None else ReasoningParser(is_in_reasoning),
+            echo,
+            first_token,
         )
+
+    def add(self, piece: Piece) -> None:
+        text = piece.text_output
+        if self.reasoning_parser is not None:
+            reasoning, text = self.reasoning_parser.feed(text, bool(piece.finish_reason))
+            self.new_reasoning += reasoning
+        found = Found(text) if self.parser is None else self.parser.feed(text)
         if piece.finish_reason:
             if self.parser is not None:
                 found.add(self.parser.finish())
@@ -70,17 +93,17 @@ class Answer:
         num_tokens: Sequence[int],
         echoes: Sequence[tuple[str, int | None]],
         token_bytes: TokenBytes,
+        is_in_reasoning: bool | None = None,
     ) -> None:
         """num_tokens: by prompt. echoes: by prompt, its text and its first token if it has
-        log-probabilities; or empty. Choice i belongs to prompt i // asked.n."""
+        log-probabilities; or empty. is_in_reasoning: None if the model has no reasoning blocks.
+        Choice i belongs to prompt i // asked.n."""
         self._asked, self._token_bytes = asked, token_bytes
         self._is_chat = isinstance(asked, ChatRequest)
         self._has_tools = bool(asked.tool_names)
-        is_one_call = isinstance(asked, ChatRequest) and not asked.parallel_tool_calls
-        max_calls = 1 if is_one_call else MANY
         self._shows_steps = asked.return_spec_metrics == "detailed"
         self._choices = [
-            Choice(ToolParser(asked.tool_names) if self._has_tools else None, max_calls, *echo)
+            Choice.of(asked, is_in_reasoning, *echo)
             for echo in (echoes or [("", None)] * len(num_tokens))
             for _ in range(asked.n)
         ]
@@ -161,10 +184,13 @@ class Answer:
 
     def _message(self, choice: Choice, text: str, is_first: bool, is_delta: bool) -> dict[str, Any]:
         found: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        reasoning, choice.new_reasoning = choice.new_reasoning, ""
+        if reasoning:
+            found["reasoning_content"] = reasoning
         num_before = choice.num_calls
         calls, choice.new_calls = choice.new_calls, []
         choice.num_calls += len(calls)
-        if text or not self._has_tools:
+        if text or not (reasoning or self._has_tools):
             found["content"] = text
         elif not is_delta:
             found["content"] = None if calls else ""

@@ -20,6 +20,7 @@ from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Fields, Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.reasoning import ends_in_reasoning
 from smartspec_gateway.openai.schema import (
     MAX_CHOICES,
     CompletionRequest,
@@ -110,6 +111,15 @@ class Endpoint:
         )
 
     def _of_chat(self, asked: ChatRequest) -> tuple[list[Fields], Answer]:
+        tokens, is_in_reasoning = self._chat_prompt(asked)
+        choices = self._choices(asked, "messages", [tokens])
+        answer = Answer(
+            asked, self.settings.name, [len(tokens)], (), self.prompts.token_bytes, is_in_reasoning
+        )
+        return choices, answer
+
+    def _chat_prompt(self, asked: ChatRequest) -> tuple[list[int], bool | None]:
+        """The tokens, and whether they end in a reasoning block; None if the model has none."""
         text = self.prompts.of_chat(
             [message.for_template() for message in asked.messages],
             asked.chat_template_kwargs or {},
@@ -117,7 +127,8 @@ class Endpoint:
             [tool.model_dump(exclude_none=True) for tool in asked.usable_tools],
         )
         self._check_bytes("messages", text)
-        return self._prepared(asked, "messages", [self.prompts.encode_chat(text)])
+        begins = ends_in_reasoning(text) if self.prompts.has_reasoning else None
+        return self.prompts.encode_chat(text), begins
 
     def _of_completion(self, asked: CompletionRequest) -> tuple[list[Fields], Answer]:
         texts = [text for text in asked.prompts if isinstance(text, str)]
@@ -130,16 +141,13 @@ class Endpoint:
             shown = texts or [self.prompts.decode(tokens, "prompt") for tokens in prompts]
             firsts = [None if asked.logprobs is None else tokens[0] for tokens in prompts]
             echoes = list(zip(shown, firsts, strict=True))
-        return self._prepared(asked, "prompt", prompts, echoes)
+        choices = self._choices(asked, "prompt", prompts)
+        sizes = list(map(len, prompts))
+        answer = Answer(asked, self.settings.name, sizes, echoes, self.prompts.token_bytes)
+        return choices, answer
 
-    def _prepared(
-        self,
-        asked: Generation,
-        field: str,
-        prompts: Sequence[list[int]],
-        echoes: Sequence[tuple[str, int | None]] = (),
-    ) -> tuple[list[Fields], Answer]:
-        """The fields of each choice, and the answer to fill. field: the one with the prompts."""
+    def _choices(self, asked: Generation, field: str, prompts: Sequence[list[int]]) -> list[Fields]:
+        """The fields of each choice. field: the one with the prompts."""
         if not prompts or not all(prompts):
             raise ApiError(400, f"{field}: must have at least one token", field)
         if len(prompts) * asked.n > MAX_CHOICES:
@@ -158,9 +166,7 @@ class Endpoint:
                 choices.append({**shared, **own})
                 if asked.seed is not None:
                     choices[-1]["seed"] = (asked.seed + number) % UINT64
-        sizes = list(map(len, prompts))
-        answer = Answer(asked, self.settings.name, sizes, echoes, self.prompts.token_bytes)
-        return choices, answer
+        return choices
 
     def _shared(self, asked: Generation) -> Fields:
         """The fields that are the same for all choices."""

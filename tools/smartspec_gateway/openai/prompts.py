@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from smartspec_gateway.openai import reasoning
 from smartspec_gateway.openai.errors import ApiError
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
@@ -46,6 +47,8 @@ class Prompts:
         self._tokenizer.no_padding()
         config = _json(folder / "tokenizer_config.json")
         self._templates = _templates(folder, config, chat_template)
+        self.has_reasoning = any(reasoning.END in each for each in self._templates.values())
+        """Whether answers to chats may begin with a reasoning block."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         names = [re.escape(one.content) for one in added if one.special and one.content[1:]]
         self._special_names = re.compile("|".join(names) or "(?!)")

@@ -89,7 +89,7 @@ class ToolParser:
                 return None
         at = self._left.find(BEGIN)
         if at < 0:
-            at = len(self._left) - (0 if is_end else _overlap(self._left, BEGIN))
+            at = len(self._left) - (0 if is_end else overlap(self._left, BEGIN))
         content, self._left = self._left[:at], self._left[at:]
         return Found(content) if content else None
 
@@ -131,7 +131,7 @@ def _read(text: str) -> Any:
         return None
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """Length of the longest end of the text that begins the word."""
     most = min(len(text), len(word) - 1)
     return next((size for size in range(most, 0, -1) if word.startswith(text[-size:])), 0)

@@ -1,0 +1,110 @@
+"""Reasoning blocks at the beginning of generated text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from standins import TINY, Echo, text_with
+
+from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.reasoning import ReasoningParser, ends_in_reasoning
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello!"}]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}{{ tools }}"
+    "{% if is_inside %}<think>\n{% endif %}"
+)
+"""Drops the reasoning of earlier messages, as templates of reasoning models do."""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_inside", "expected"),
+    [
+        ("a </think> b", True, ("a ", "b")),
+        ("\na</think>\n\nb\n", True, ("a", "b\n")),
+        ("<think>a</think>b", False, ("a", "b")),
+        ("\n <think> a</think> b", False, ("a", "b")),
+        (" a <think>b</think>", False, ("", " a <think>b</think>")),
+        ("a</think>b", False, ("", "a</think>b")),
+        ("<thin", False, ("", "<thin")),
+        (" ", False, ("", " ")),
+        ("a</thin", True, ("a</thin", "")),
+        ("a</th</think>b</think>", True, ("a</th", "b</think>")),
+        ("<think></think>", False, ("", "")),
+        ("", True, ("", "")),
+    ],
+)
+def test_the_split_is_the_same_for_all_parts(
+    text: str, is_inside: bool, expected: tuple[str, str]
+) -> None:
+    for size in (1, 2, 3, 100):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        assert split(parts, is_inside) == expected, size
+
+
+def split(parts: Sequence[str], is_inside: bool) -> tuple[str, str]:
+    parser = ReasoningParser(is_inside)
+    found = [*map(parser.feed, parts), parser.feed("", is_end=True)]
+    return "".join(one for one, _ in found), "".join(one for _, one in found)
+
+
+def test_what_is_certain_is_passed_on_at_once() -> None:
+    parser = ReasoningParser(is_inside=False)
+    found = [parser.feed(part) for part in ("<think>a", " b<", "c </th", "ink> d")]
+    assert found == [("a", ""), (" b", ""), ("<c ", ""), ("", "d")]
+
+
+def test_ends_of_prompts() -> None:
+    assert ends_in_reasoning("<|assistant|><think>\n")
+    assert not ends_in_reasoning("<think>\n\n</think>\n\n")
+
+
+def client(folder: Path, model: Echo) -> TestClient:
+    template = folder / "reasoning.jinja"
+    template.write_text(TEMPLATE)
+    return TestClient(
+        create_app(model, Prompts(TINY, template), Settings("smartspec", Limits(512)))
+    )
+
+
+def test_chats_have_their_reasoning_apart(tmp_path: Path) -> None:
+    body: dict[str, Any] = {"messages": HELLO, "chat_template_kwargs": {"is_inside": True}}
+    asked = client(tmp_path, text_with("I wonder", ".</think>\n", "Hi"))
+    choice = asked.post(CHAT, json=body).json()["choices"][0]
+    message = {"role": "assistant", "reasoning_content": "I wonder.", "content": "Hi"}
+    assert choice["message"] == message
+    lines = asked.post(CHAT, json=body | {"stream": True}).text.split("data: ")[1:-1]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    assert deltas == [
+        {"role": "assistant", "reasoning_content": "I wonder"},
+        {"reasoning_content": "."},
+        {"content": "Hi"},
+        {"content": ""},
+    ]
+
+
+def test_a_call_after_reasoning_is_found(tmp_path: Path) -> None:
+    """A call inside of the block is reasoning."""
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    tool = {"type": "function", "function": {"name": "weather"}}
+    model = text_with("<think>a ", f"{call}</think>\n", call)
+    choice = client(tmp_path, model).post(CHAT, json={"messages": HELLO, "tools": [tool]}).json()
+    message = choice["choices"][0]["message"]
+    assert message["reasoning_content"] == f"a {call}"
+    assert (message["content"], len(message["tool_calls"])) == (None, 1)
+
+
+def test_models_without_reasoning_keep_their_text() -> None:
+    model = text_with("<think>a</think>b")
+    asked = TestClient(create_app(model, Prompts(TINY), Settings("smartspec", Limits(512))))
+    message = asked.post(CHAT, json={"messages": HELLO}).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "<think>a</think>b"}
