@@ -25,6 +25,7 @@ from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import PromptError, Prompts
+from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import REFUSED, CompletionRequest
 
 PROMPTS = Prompts(TINY)
@@ -164,13 +165,17 @@ FLOODS: list[dict[str, Any]] = [
     {"messages": HELLO, "logit_bias": {str(i): "a" for i in range(MANY)}},
     {"messages": HELLO, **{f"x{i}": 1 for i in range(MANY)}},
     {"messages": [{"role": "user", "content": [{f"x{i}": 1 for i in range(MANY)}]}]},
+    {"input": [5] * MANY},
+    {"input": [{"role": "user", "content": [5] * MANY}]},
+    {"input": "a", "include": [5] * MANY},
 ]
 
 
 @pytest.mark.parametrize("body", FLOODS, ids=lambda body: str(body)[:40])
 def test_a_wrong_body_has_few_errors(body: dict[str, Any]) -> None:
     """Each error takes a kilobyte."""
-    schema = ChatRequest if "messages" in body else CompletionRequest
+    schemas = {"messages": ChatRequest, "prompt": CompletionRequest, "input": ResponsesRequest}
+    schema = next(schemas[name] for name in body if name in schemas)
     with pytest.raises(ValidationError) as raised:
         schema.model_validate(body)
     assert raised.value.error_count() <= 4
@@ -332,6 +337,7 @@ RAW = [
     [
         (CHAT, {"messages": HELLO}, list(ChatRequest.model_fields)),
         (TEXTS, {"prompt": "Hello!"}, list(CompletionRequest.model_fields)),
+        ("/v1/responses", {"input": "Hello!"}, list(ResponsesRequest.model_fields)),
         ("/tokenize", {"prompt": "Hello!"}, ["prompt", "add_special_tokens"]),
         ("/detokenize", {"tokens": [300]}, ["tokens"]),
     ],

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from smartspec_cli.app import app
 from smartspec_gateway.openai.chat_schema import ChatRequest, IgnoredInChats
+from smartspec_gateway.openai.responses_schema import REFUSED_HERE, ResponsesRequest
 from smartspec_gateway.openai.schema import (
     MAX_INT32,
     REFUSED,
@@ -28,6 +29,7 @@ from smartspec_gateway.openai.schema import (
     CompletionRequest,
     Generation,
     Ignored,
+    Sampling,
 )
 from smartspec_py.api.contract import OUTPUTS
 from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS, GenerateParams
@@ -175,14 +177,17 @@ def engine_json() -> str:
 
 def openai_fields() -> str:
     """All fields of OpenAI's API: those that have an effect, ignored and refused ones."""
-    shared = _properties(Generation)
     ignored = _properties(Ignored) | _properties(IgnoredInChats)
-    parts = ["## Both routes\n", _fields(shared, ignored)]
-    for model in (ChatRequest, CompletionRequest):
-        parts += [f"## `POST {model.route}`\n", _fields(_properties(model), shared | ignored)]
+    shared = _properties(Sampling) | ignored
+    parts = ["## All routes\n", _fields(shared, ignored)]
+    parts += ["## Chats and completions\n", _fields(_properties(Generation), shared)]
+    shared |= _properties(Generation)
+    for model in (ChatRequest, CompletionRequest, ResponsesRequest):
+        own = {name: f for name, f in _properties(model).items() if shared.get(name) != f}
+        parts += [f"## `POST {model.route}`\n", _fields(own)]
     parts += ["## Accepted without effect\n", _fields(ignored)]
     parts += [_filled(f"Of chats only: {', '.join(IgnoredInChats.model_fields)}.") + "\n"]
-    names = ", ".join(f"`{name}`" for name in REFUSED)
+    names = ", ".join(f"`{name}`" for name in (*REFUSED, *REFUSED_HERE))
     parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {names}.") + "\n"]
     return "\n".join(parts)
 

@@ -19,6 +19,7 @@ from smartspec_gateway.openai.endpoint import Endpoint, Settings
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.prompts import PromptError, Prompts
+from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from smartspec_gateway.openai.validation import body_schema, read
 from smartspec_gateway.triton import Triton
@@ -75,6 +76,10 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
     @app.post("/v1/completions", dependencies=keyed, openapi_extra=body_schema(CompletionRequest))
     async def complete(request: Request) -> Response:
         return await endpoint.complete(request, await read(request, CompletionRequest))
+
+    @app.post("/v1/responses", dependencies=keyed, openapi_extra=body_schema(ResponsesRequest))
+    async def respond(request: Request) -> Response:
+        return await endpoint.respond(request, await read(request, ResponsesRequest))
 
     @app.get("/v1/models", dependencies=keyed)
     async def models() -> dict[str, Any]:

@@ -14,13 +14,15 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.answers import Answer, events
+from smartspec_gateway.openai.answers import Answer, Choice, events
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Fields, Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.reasoning import ends_in_reasoning
+from smartspec_gateway.openai.responses import ResponseWriter, chat_of, named_for_responses
+from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import (
     MAX_CHOICES,
     CompletionRequest,
@@ -79,6 +81,17 @@ class Endpoint:
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
         return await self._answer(request, asked, self._of_completion)
 
+    async def respond(self, request: Request, asked: ResponsesRequest) -> Response:
+        self.check_model(asked.model)
+        size = len(await request.body())
+        with named_for_responses():
+            choices, writer = await off_loop(size, self._of_response, asked)
+            pieces = pieces_of(self.model, choices)
+            if not asked.stream:
+                return JSONResponse(await until_gone(request.receive, writer.whole(pieces)))
+            first = await until_gone(request.receive, anext(pieces))
+        return StreamingResponse(writer.events(pieces, first), media_type="text/event-stream")
+
     async def tokenize(self, request: Request, asked: TokenizeRequest) -> dict[str, Any]:
         self.check_model(asked.model)
         self._check_bytes("prompt", asked.prompt)
@@ -117,6 +130,14 @@ class Endpoint:
             asked, self.settings.name, [len(tokens)], (), self.prompts.token_bytes, is_in_reasoning
         )
         return choices, answer
+
+    def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], ResponseWriter]:
+        chat = chat_of(asked)
+        tokens, is_in_reasoning = self._chat_prompt(chat)
+        choices = self._choices(chat, "messages", [tokens])
+        choice = Choice.of(chat, is_in_reasoning)
+        writer = ResponseWriter(asked, self.settings.name, len(tokens), choice, self.prompts.encode)
+        return choices, writer
 
     def _chat_prompt(self, asked: ChatRequest) -> tuple[list[int], bool | None]:
         """The tokens, and whether they end in a reasoning block; None if the model has none."""

@@ -101,16 +101,12 @@ class Ignored(Body):
     skip_special_tokens: Literal[True] | None = Field(None, description="texts never have them")
 
 
-class Generation(Ignored):
-    """Fields of both kinds of request."""
+class Sampling(Ignored):
+    """Fields of all requests that generate text."""
 
     model: str | None = Field(None, description="name of the model; the one that is served")
-    max_tokens: Int32 | None = Field(
-        None, ge=0, description="most tokens to generate; default: the rest of the context"
-    )
     temperature: float = tensor("temperature", 1.0, ge=0, le=2)
     top_p: float = tensor("top_p", 1.0, ge=0, le=1)
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
     stop: str | Words | None = tensor("stop_words")
     stop_token_ids: StopTokens | None = tensor("stop_token_ids")
     seed: int | None = Field(
@@ -122,7 +118,6 @@ class Generation(Ignored):
         None, description="added to the logits of tokens, by token id"
     )
     stream: bool = Field(False, description="send the text as it is generated")
-    stream_options: StreamOptions | None = Field(None, description="only with stream")
 
     top_k: Int32 | None = tensor("top_k")
     min_p: Float32 | None = tensor("min_p")
@@ -138,13 +133,23 @@ class Generation(Ignored):
     request_priority: Int32 | None = tensor("request_priority")
     workload: str | None = tensor("workload")
     reuse_prefix: bool | None = tensor("reuse_prefix")
+
+    route: ClassVar[str]
+
+
+class Generation(Sampling):
+    """Fields of chats and completions."""
+
+    max_tokens: Int32 | None = Field(
+        None, ge=0, description="most tokens to generate; default: the rest of the context"
+    )
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
+    stream_options: StreamOptions | None = Field(None, description="only with stream")
     return_spec_metrics: Literal["none", "summary", "detailed"] | None = Field(
         None,
         description="add `speculative_decoding`: statistics of the first choice. detailed "
         "adds counts of tokens, steps and drafts so far to each chunk",
     )
-
-    route: ClassVar[str]
 
     @property
     def streams_usage(self) -> bool:

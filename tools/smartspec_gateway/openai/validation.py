@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import FIELDS
+from smartspec_gateway.openai.responses_schema import NAMES, ResponsesRequest
 from smartspec_gateway.openai.schema import CompletionRequest
 
 T = TypeVar("T")
@@ -28,9 +29,13 @@ IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 HIDDEN_PLACES = re.compile(r"list\[.*|function-.*|constrained-.*|TextPart|str")
 """What pydantic adds to the place of an error for the members of a union."""
 
+ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
+"""It adds these, too, after the number of an item."""
+
 WORDS = {
     "dict_type": "an object",
     "model_type": "an object",
+    "model_attributes_type": "an object",
     "string_pattern_mismatch": "text that matches {pattern}",
     "too_short": "a list of length {min_length} or more",
     "too_long": "a list of length {max_length} or less",
@@ -53,11 +58,18 @@ async def read(request: Request, model: type[Read]) -> Read:
     if not IS_JSON.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(400, "Content-Type: must be application/json")
     try:
-        return model.model_validate(from_json(await request.body()))
-    except ValidationError as error:
-        raise _of_validation(error.errors(include_url=False), model) from None
+        body = from_json(await request.body())
     except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    return validated(model, body)
+
+
+def validated(model: type[Read], body: Any) -> Read:
+    """The body as the model has it. Raises ApiError."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _of_validation(error.errors(include_url=False), model) from None
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -85,6 +97,9 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) 
         return ApiError(400, f"{name}: {_unknown(**first['ctx'], model=model)}", name)
     if not name:
         return ApiError(400, "the body must be a JSON object")
+    if kind == "union_tag_invalid":
+        name, tags = f"{name}.type", first["ctx"]["expected_tags"]
+        return ApiError(400, f"{name}: got {SHOWN.repr(first['ctx']['tag'])}, must be {tags}", name)
     if kind == "missing":
         return ApiError(400, f"{name}: must be given", name)
     allowed = dict.fromkeys(_allowed(error) for error in errors if _name(error) == name)
@@ -100,12 +115,22 @@ def _depth(error: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
 
 
 def _name(error: Mapping[str, Any]) -> str:
-    places = map(str, error["loc"])
-    return ".".join(place for place in places if not HIDDEN_PLACES.fullmatch(place))
+    """Where the error is. The type of an item, which follows its number, is left out."""
+    places = list(error["loc"])
+    shown = [
+        str(place)
+        for before, place in zip([None, *places], places, strict=False)
+        if not (
+            HIDDEN_PLACES.fullmatch(str(place)) or (place in ITEM_TYPES and isinstance(before, int))
+        )
+    ]
+    return ".".join(shown)
 
 
 def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
-    for other in (ChatRequest, CompletionRequest):
+    if model is ResponsesRequest and name in NAMES:
+        return f"unknown; did you mean {NAMES[name]}?"
+    for other in (ChatRequest, CompletionRequest, ResponsesRequest):
         if other is not model and name in other.model_fields:
             return f"only for {other.route}"
     near = [FIELDS[name]] if name in FIELDS else [each for each in known if f"_{name}" in each]

@@ -1,0 +1,299 @@
+"""`/v1/responses`, asked by the `openai` package, with a model that answers from memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from fastapi.testclient import TestClient
+from openai.types.responses.response_create_params import ResponseCreateParams
+from standins import TINY, Echo, text_with
+
+import openai
+from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.responses import chat_of
+from smartspec_gateway.openai.responses_schema import REFUSED_HERE, ResponsesRequest
+from smartspec_gateway.openai.schema import REFUSED
+
+URL = "/v1/responses"
+CALL = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
+TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}{% endfor %}"
+    "{{ tools }}"
+    "{# </think> #}"
+)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Prompts:
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    return Prompts(TINY, tmp_path / "chat.jinja")
+
+
+def http(model: Echo, prompts: Prompts | None = None) -> TestClient:
+    app = create_app(model, prompts or Prompts(TINY), Settings("smartspec", Limits(512)))
+    return TestClient(app)
+
+
+def sdk(model: Echo, prompts: Prompts | None = None) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url="http://testserver/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=http(model, prompts),
+    )
+
+
+def kinds(events: Sequence[Any]) -> list[str]:
+    return [event.type.removeprefix("response.") for event in events]
+
+
+def test_a_text_becomes_a_response(prompts: Prompts) -> None:
+    model = Echo()
+    found = sdk(model, prompts).responses.create(
+        model="smartspec",
+        input="Hello!",
+        instructions="Be brief.",
+        max_output_tokens=9,
+        temperature=0.5,
+        metadata={"a": "b"},
+        extra_body={"speculation_policy": "fixed:2", "seed": 3, "return_spec_metrics": "summary"},
+    )
+    (asked,) = model.asked
+    assert prompts.decode(asked["input_ids"]) == "[system]Be brief.[user]Hello!None"
+    assert (asked["max_tokens"], asked["seed"], asked["temperature"]) == (9, 3, 0.5)
+    assert asked["speculation_policy"] == "fixed:2"
+    assert found.output_text == "one two"
+    assert (found.status, found.store, found.metadata) == ("completed", False, {"a": "b"})
+    assert (found.instructions, found.temperature) == ("Be brief.", 0.5)
+    assert found.usage.to_dict() == {
+        "input_tokens": len(asked["input_ids"]),
+        "input_tokens_details": {"cached_tokens": 5},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(asked["input_ids"]) + 3,
+    }
+    assert found.speculative_decoding == {}
+
+
+REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id
+instructions output error tools tool_choice truncation parallel_tool_calls text top_p temperature
+presence_penalty frequency_penalty top_logprobs reasoning usage max_output_tokens max_tool_calls
+store background service_tier metadata safety_identifier prompt_cache_key"""
+"""Fields of a response that Open Responses requires."""
+
+
+def test_a_response_has_the_required_fields() -> None:
+    found = http(text_with("one")).post(URL, json={"input": "Hello!", "tools": []}).json()
+    assert set(REQUIRED.split()) == found.keys()
+    assert (found["text"], found["tool_choice"]) == ({"format": {"type": "text"}}, "auto")
+    assert (found["metadata"], found["service_tier"]) == ({}, "default")
+    (item,) = found["output"]
+    assert item["content"] == [
+        {"type": "output_text", "text": "one", "annotations": [], "logprobs": []}
+    ]
+
+
+def test_items_become_messages() -> None:
+    """Calls belong to the assistant's message before them. Reasoning is left out."""
+    output: dict[str, Any] = {"id": "msg_1", "type": "message", "status": "completed"}
+    output |= {"role": "assistant"}
+    part = {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    items = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": []},
+        {**output, "content": [part]},
+        {**call, "id": "fc_1"},
+        {**call, "call_id": "d"},
+        {"type": "function_call_output", "call_id": "c", "output": "sun"},
+        {**call, "call_id": "e"},
+    ]
+    chat = chat_of(ResponsesRequest.model_validate({"input": items}))
+    found = [message.for_template() for message in chat.messages]
+    assert [message["role"] for message in found] == [
+        *("developer", "user", "assistant", "tool", "assistant")
+    ]
+    assert [message.get("content") for message in found] == ["x", "a\nb", "I look.", "sun", None]
+    calls = [[call["id"] for call in message.get("tool_calls", [])] for message in found]
+    assert calls == [[], [], ["c", "d"], [], ["e"]]
+    assert found[3]["tool_call_id"] == "c"
+
+
+def test_events_of_a_text() -> None:
+    client = sdk(Echo())
+    events = list(client.responses.create(model="smartspec", input="Hello!", stream=True))
+    assert kinds(events) == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.delta", "output_text.done", "content_part.done"),
+        *("output_item.done", "completed"),
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
+    assert events[2].item.content == []
+    assert [event.delta for event in events[4:6]] == ["one", " two"]
+    assert events[-1].response.output_text == events[6].text == "one two"
+    assert events[-1].response.id == events[0].response.id
+    assert events[-1].response.usage.output_tokens == 3
+    with client.responses.stream(model="smartspec", input="Hello!") as stream:
+        assert stream.get_final_response().output_text == "one two"
+
+
+def test_each_event_has_its_name_and_the_stream_ends_with_done() -> None:
+    model = text_with("a\u2028b")
+    sent = http(model).post(URL, json={"input": "Hello!", "stream": True}).text
+    *events, done = sent.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    for event in events:
+        name, data = event.splitlines()
+        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+
+
+def test_function_calls_and_reasoning(prompts: Prompts) -> None:
+    """Streamed or not; the items can be sent back."""
+    parts = ("<think>I need", " it.</think>\n", "I look.", CALL, CALL)
+    client = sdk(text_with(*parts), prompts)
+    asked: Any = {"model": "smartspec", "input": "Hello!", "tools": [TOOL]}
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    last = events[-1].response
+    reasoning, message, call, other = whole.output
+    assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "I need it.")
+    assert (message.content[0].text, call.name, call.arguments) == (
+        "I look.",
+        "weather",
+        '{"a": 1}',
+    )
+    assert {call.call_id, other.call_id}.isdisjoint({call.id, other.id})
+    assert whole.usage.output_tokens_details.reasoning_tokens > 0
+    assert [item.to_dict().keys() for item in last.output] == [
+        item.to_dict().keys() for item in whole.output
+    ]
+    assert [kind for kind in kinds(events) if "done" in kind or "delta" in kind] == [
+        *("reasoning_text.delta", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_text.delta", "output_text.done", "content_part.done", "output_item.done"),
+        *("function_call_arguments.delta", "function_call_arguments.done", "output_item.done") * 2,
+    ]
+    added = [event for event in events if event.type == "response.output_item.added"]
+    assert [event.output_index for event in added] == [0, 1, 2, 3]
+    assert (added[2].item.status, added[2].item.arguments) == ("in_progress", "")
+    back = [*whole.output, {"type": "function_call_output", "call_id": "c", "output": "sun"}]
+    assert client.responses.create(**asked | {"input": back}).status == "completed"
+    one = client.responses.create(**asked, parallel_tool_calls=False)
+    assert [item.type for item in one.output] == ["reasoning", "message", "function_call"]
+
+
+def test_a_cut_text_is_incomplete() -> None:
+    client = sdk(text_with("one", reason="length"))
+    found = client.responses.create(model="smartspec", input="Hello!")
+    assert (found.status, found.output[-1].status) == ("incomplete", "incomplete")
+    assert found.incomplete_details.reason == "max_output_tokens"
+    events = client.responses.create(model="smartspec", input="Hello!", stream=True)
+    assert kinds(list(events))[-1] == "incomplete"
+
+
+def test_an_empty_text_is_an_empty_message() -> None:
+    (item,) = sdk(text_with("")).responses.create(model="smartspec", input="Hello!").output
+    assert (item.type, item.content[0].text) == ("message", "")
+
+
+def test_errors_of_the_model() -> None:
+    long = ApiError(400, "max_tokens: got 9, must be at most 8", "max_tokens")
+    with pytest.raises(openai.BadRequestError, match="max_output_tokens: got 9, must") as raised:
+        sdk(Echo(long)).responses.create(model="smartspec", input="Hello!")
+    assert raised.value.param == "max_output_tokens"
+    late = Echo(ApiError(503, "the queue is full"), num_before=1)
+    with pytest.raises(openai.APIError, match="the queue is full"):
+        list(sdk(late).responses.create(model="smartspec", input="Hello!", stream=True))
+    sent = http(late).post(URL, json={"input": "Hello!", "stream": True}).text
+    events = [json.loads(line[6:]) for line in sent.splitlines() if line.startswith("data: {")]
+    error = next(event for event in events if event["type"] == "error")
+    assert error["message"] == error["error"]["message"] == "the queue is full"
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["message"]) == ("failed", "the queue is full")
+    assert failed["output"][0]["content"][0]["text"] == "one"
+
+
+SENTENCES: list[tuple[dict[str, Any], str, str]] = [
+    ({"store": True}, "store", "must be false: the server keeps no responses"),
+    ({"background": True}, "background", "must be false: the server keeps no responses"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "must be left out: the server"),
+    ({"conversation": "conv_1"}, "conversation", "must be left out: the server keeps no"),
+    ({"conversation": {"id": "conv_1"}}, "conversation", "must be left out: the server keeps no"),
+    ({"truncation": "auto"}, "truncation", "'disabled'"),
+    ({"top_logprobs": 2}, "top_logprobs", "must be 0"),
+    ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
+    ({"max_output_tokens": 600}, "max_output_tokens", "got 600, must be at most"),
+    ({"max_tokens": 5}, "max_tokens", "did you mean max_output_tokens?"),
+    ({"messages": []}, "messages", "did you mean input?"),
+    ({"n": 2}, "n", "only for /v1/chat/completions"),
+    ({"input": []}, "input", "got [], must be"),
+    ({"input": "a " * 600}, "input", "must be at most 511 tokens"),
+    ({"input": [5]}, "input.0", "got 5, must be an object"),
+    ({"input": [{"role": "x", "content": ""}]}, "input.0.role", "got 'x'"),
+    ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input.0.x", "not supported"),
+    ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type", "got 'item_reference'"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input.0.content.0.type",
+        "'input_text' or 'output_text'",
+    ),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+    ({"reasoning": {"x": 1}}, "reasoning.x", "not supported"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "got 'xml'"),
+    ({"service_tier": "flex"}, "service_tier", "'auto' or 'default'"),
+]
+
+
+@pytest.mark.parametrize(("changed", "param", "part"), SENTENCES, ids=str)
+def test_wrong_fields_are_named(changed: dict[str, Any], param: str, part: str) -> None:
+    model = Echo()
+    answer = http(model).post(URL, json={"input": "Hello!", **changed})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert part in error["message"]
+    assert error["message"].startswith(f"{param}: ")
+    assert not model.asked
+
+
+def test_tool_choice_and_format_have_the_form_of_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are checked there."""
+    bodies: list[Any] = []
+    monkeypatch.setattr(
+        "smartspec_gateway.openai.responses.validated", lambda _, body: bodies.append(body)
+    )
+    schema = {"name": "x", "schema": {"type": "object"}, "strict": True}
+    for changed in (
+        {"tool_choice": {"type": "function", "name": "weather"}},
+        {"tool_choice": "required"},
+        {"text": {"format": {"type": "json_schema", **schema}}},
+        {"text": {"format": {"type": "json_object"}}},
+        {"text": {"format": {"type": "text"}}},
+    ):
+        chat_of(ResponsesRequest.model_validate({"input": "a", **changed}))
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert [body["tool_choice"] for body in bodies[:2]] == [named, "required"]
+    assert [body["response_format"] for body in bodies[2:]] == [
+        {"type": "json_schema", "json_schema": schema},
+        {"type": "json_object"},
+        None,
+    ]
+
+
+def test_each_field_of_the_openai_package_has_its_place() -> None:
+    """The page of the fields names all that are refused."""
+    names = {name for one in get_args(ResponseCreateParams) for name in one.__annotations__}
+    assert len(names) > 25
+    assert names - ResponsesRequest.model_fields.keys() <= {*REFUSED, *REFUSED_HERE}

@@ -1,0 +1,335 @@
+"""`/v1/responses`: a request becomes one for chats, and its pieces become a response and events.
+
+A response has items: reasoning, a message, and function calls, in the order in which they were
+generated. An item with text is open until another item begins or the text ends. Streamed or not,
+the same events are made; without a stream only the last one's response is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from smartspec_gateway.openai.answers import LINE_ENDS, Choice
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.responses_schema import (
+    NAMES,
+    CallItem,
+    CallOutputItem,
+    MessageItem,
+    NamedTool,
+    ResponsesRequest,
+    Text,
+)
+from smartspec_gateway.openai.schema import Ignored, Sampling
+from smartspec_gateway.openai.validation import off_loop, validated
+
+SAME = Sampling.model_fields.keys() - Ignored.model_fields.keys()
+SAME |= {"parallel_tool_calls", "chat_template_kwargs", "return_spec_metrics"}
+"""Fields that chats have with the same meaning."""
+
+ECHOED = (
+    *("instructions", "max_output_tokens", "parallel_tool_calls", "temperature", "top_p"),
+    *("presence_penalty", "frequency_penalty", "safety_identifier", "prompt_cache_key"),
+)
+"""Fields of the request that the response has unchanged."""
+
+PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+"""The kind of content of an item, by the type of the item."""
+
+Event = dict[str, Any]
+
+
+def chat_of(asked: ResponsesRequest) -> ChatRequest:
+    """The same request to chats. Raises ApiError."""
+    body = asked.model_dump(include=SAME, exclude_unset=True)
+    body["messages"] = _messages(asked)
+    body["max_completion_tokens"] = asked.max_output_tokens
+    body["reasoning_effort"] = asked.reasoning and asked.reasoning.effort
+    body["tools"] = asked.tools and [
+        {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+        for tool in asked.tools
+    ]
+    choice = asked.tool_choice
+    if isinstance(choice, NamedTool):
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        body["tool_choice"] = choice
+    body["response_format"] = _response_format(asked)
+    return validated(ChatRequest, body)
+
+
+def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
+    """Function calls become part of the assistant's message before them, if there is one."""
+    found: list[dict[str, Any]] = []
+    if asked.instructions is not None:
+        found.append({"role": "system", "content": asked.instructions})
+    if isinstance(asked.input, str):
+        return [*found, {"role": "user", "content": asked.input}]
+    for item in asked.input:
+        if isinstance(item, MessageItem):
+            found.append({"role": item.role, "content": _text(item.content)})
+        elif isinstance(item, CallOutputItem):
+            content = _text(item.output)
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        elif isinstance(item, CallItem):
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant"})
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            found[-1].setdefault("tool_calls", []).append(call)
+    return found
+
+
+def _text(content: Text) -> Any:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]
+
+
+def _response_format(asked: ResponsesRequest) -> dict[str, Any] | None:
+    found = asked.text and asked.text.format
+    if not found or found.type == "text":
+        return None
+    given = found.model_dump(exclude={"type"}, exclude_unset=True)
+    return {"type": found.type, **({"json_schema": given} if given else {})}
+
+
+@contextmanager
+def named_for_responses() -> Iterator[None]:
+    """Gives errors that name a field of chats the name that it has in `/v1/responses`."""
+    try:
+        yield
+    except ApiError as error:
+        raise _renamed(error) from error
+
+
+def _renamed(error: ApiError) -> ApiError:
+    first, dot, rest = (error.param or "").partition(".")
+    if first not in NAMES:
+        return error
+    param = NAMES[first] + dot + rest
+    message = param + error.message.removeprefix(error.param or "")
+    return ApiError(error.status, message, param, error.retry_after_s, error.code)
+
+
+@dataclass
+class OpenItem:
+    """An item to which text is added."""
+
+    kind: Literal["message", "reasoning"]
+    id: str
+    index: int
+    text: str = ""
+
+    def item(self, status: str) -> dict[str, Any]:
+        """An item in progress has no content yet."""
+        content = [] if status == "in_progress" else [self.part(self.text)]
+        own: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        return {"id": self.id, "type": self.kind, "status": status, **own, "content": content}
+
+    def part(self, text: str) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": PARTS[self.kind], "text": text}
+        return part | ({"annotations": [], "logprobs": []} if self.kind == "message" else {})
+
+    def event(self, name: str, **fields: Any) -> Event:
+        place = {"item_id": self.id, "output_index": self.index, "content_index": 0}
+        return {"type": f"response.{name}", **place, **fields}
+
+    def text_event(self, name: str, **fields: Any) -> Event:
+        event = self.event(f"{PARTS[self.kind]}.{name}", **fields)
+        return event | ({"logprobs": []} if self.kind == "message" else {})
+
+
+class ResponseWriter:
+    """A response in progress."""
+
+    def __init__(
+        self,
+        asked: ResponsesRequest,
+        model: str,
+        num_prompt: int,
+        choice: Choice,
+        encode: Callable[[str, bool], Sequence[int]],
+    ) -> None:
+        """num_prompt: tokens. choice: a new one. encode: counts the tokens of reasoning."""
+        self._choice, self._encode = choice, encode
+        self._num_prompt, self._num_tokens, self._num_cached = num_prompt, 0, 0
+        self._output: list[dict[str, Any]] = []
+        self._open: OpenItem | None = None
+        self._reasoning, self._metrics = "", "{}"
+        self._num_events = 0
+        self._response: dict[str, Any] = {
+            "id": _new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "completed_at": None,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": model,
+            "output": [],
+            "usage": None,
+            **{name: getattr(asked, name) for name in ECHOED},
+            "reasoning": asked.reasoning and asked.reasoning.model_dump(),
+            "text": {"format": _format(asked)},
+            "tools": [tool.model_dump() for tool in asked.tools or []],
+            "tool_choice": _tool_choice(asked),
+            "metadata": asked.metadata or {},
+            "top_logprobs": 0,
+            "truncation": "disabled",
+            "service_tier": "default",
+            "max_tool_calls": None,
+            "previous_response_id": None,
+            "background": False,
+            "store": False,
+        }
+
+    async def whole(self, pieces: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
+        """The response to a request that is not streamed."""
+        async with aclosing(pieces):  # type: ignore[type-var]
+            async for _, piece in pieces:
+                for _ in self._of_piece(piece):
+                    pass
+        return (await self._end())["response"]  # type: ignore[no-any-return]
+
+    async def events(
+        self, pieces: AsyncIterator[tuple[int, Piece]], first: tuple[int, Piece]
+    ) -> AsyncIterator[str]:
+        """The server-sent events. first: a piece that was already read."""
+        async with aclosing(pieces):  # type: ignore[type-var]
+            try:
+                yield self._sent(self._state("created")) + self._sent(self._state("in_progress"))
+                yield "".join(map(self._sent, self._of_piece(first[1])))
+                async for _, piece in pieces:
+                    yield "".join(map(self._sent, self._of_piece(piece)))
+                yield self._sent(await self._end())
+            except ApiError as error:
+                yield "".join(map(self._sent, self._failed(_renamed(error))))
+        yield "data: [DONE]\n\n"
+
+    def _sent(self, event: Event) -> str:
+        """The event as text, with its number."""
+        event["sequence_number"] = self._num_events
+        self._num_events += 1
+        shown = json.dumps(event, ensure_ascii=False).translate(LINE_ENDS)
+        return f"event: {event['type']}\ndata: {shown}\n\n"
+
+    def _of_piece(self, piece: Piece) -> Iterator[Event]:
+        choice = self._choice
+        choice.add(piece)
+        self._num_tokens += piece.num_output_tokens
+        self._num_cached += piece.num_cached_tokens
+        self._metrics = piece.metrics or self._metrics
+        reasoning, choice.new_reasoning = choice.new_reasoning, ""
+        text, choice.new_text = choice.new_text, ""
+        calls, choice.new_calls = choice.new_calls, []
+        choice.num_calls += len(calls)
+        self._reasoning += reasoning
+        if reasoning:
+            yield from self._add("reasoning", reasoning)
+        if text or (choice.finish_reason and not (self._output or self._open or calls)):
+            yield from self._add("message", text)
+        for call in calls:
+            yield from self._close("completed")
+            yield from self._call(call)
+        if choice.finish_reason:
+            yield from self._close(
+                "incomplete" if choice.finish_reason == "length" else "completed"
+            )
+
+    def _add(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Event]:
+        """Text for the open item, or for a new one if that has another kind."""
+        if self._open is None or self._open.kind != kind:
+            yield from self._close("completed")
+            prefix = "msg" if kind == "message" else "rs"
+            self._open = OpenItem(kind, _new_id(prefix), len(self._output))
+            yield _item_event("added", self._open.index, self._open.item("in_progress"))
+            yield self._open.event("content_part.added", part=self._open.part(""))
+        self._open.text += text
+        if text:
+            yield self._open.text_event("delta", delta=text)
+
+    def _close(self, status: str) -> Iterator[Event]:
+        found, self._open = self._open, None
+        if found is not None:
+            yield found.text_event("done", text=found.text)
+            yield found.event("content_part.done", part=found.part(found.text))
+            self._output.append(found.item(status))
+            yield _item_event("done", found.index, self._output[-1])
+
+    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
+        index, arguments = len(self._output), call["function"]["arguments"]
+        item = {
+            "id": _new_id("fc"),
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            **call["function"],
+        }
+        place = {"item_id": item["id"], "output_index": index}
+        kind = "response.function_call_arguments"
+        yield _item_event("added", index, {**item, "status": "in_progress", "arguments": ""})
+        yield {"type": f"{kind}.delta", **place, "delta": arguments}
+        yield {"type": f"{kind}.done", **place, "name": item["name"], "arguments": arguments}
+        self._output.append(item)
+        yield _item_event("done", index, item)
+
+    async def _end(self) -> Event:
+        """The last event."""
+        size = len(self._reasoning)
+        num_reasoning = len(await off_loop(size, self._encode, self._reasoning, False))
+        is_cut = self._choice.finish_reason == "length"
+        changed = {
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "completed_at": None if is_cut else int(time.time()),
+            "usage": {
+                "input_tokens": self._num_prompt,
+                "input_tokens_details": {"cached_tokens": self._num_cached},
+                "output_tokens": self._num_tokens,
+                "output_tokens_details": {"reasoning_tokens": num_reasoning},
+                "total_tokens": self._num_prompt + self._num_tokens,
+            },
+            **json.loads(self._metrics),
+        }
+        return self._state("incomplete" if is_cut else "completed", **changed)
+
+    def _failed(self, error: ApiError) -> Iterator[Event]:
+        """The error, also at the top as OpenAI has it, and the response."""
+        found = error.body["error"]
+        names = {name: found[name] for name in ("code", "message", "param")}
+        yield {"type": "error", **names, "error": found}
+        yield from self._close("incomplete")
+        code = error.code or found["type"]
+        yield self._state("failed", error={"code": code, "message": error.message})
+
+    def _state(self, name: str, **changed: Any) -> Event:
+        """The event of this name, with the response as it is now."""
+        status = "in_progress" if name == "created" else name
+        self._response |= {"status": status, "output": [*self._output], **changed}
+        return {"type": f"response.{name}", "response": {**self._response}}
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def _item_event(name: str, index: int, item: dict[str, Any]) -> Event:
+    return {"type": f"response.output_item.{name}", "output_index": index, "item": item}
+
+
+def _format(asked: ResponsesRequest) -> dict[str, Any]:
+    found = asked.text and asked.text.format
+    return found.model_dump() if found else {"type": "text"}
+
+
+def _tool_choice(asked: ResponsesRequest) -> Any:
+    found = asked.tool_choice
+    return found.model_dump() if isinstance(found, NamedTool) else found or "auto"

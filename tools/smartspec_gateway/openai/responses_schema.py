@@ -1,0 +1,189 @@
+"""The request body of `/v1/responses`: items, and the flat form of tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from smartspec_gateway.openai.schema import Body, Int32, Sampling, few
+
+NAMES = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields of chats that have another name here."""
+
+
+REFUSED_HERE = (
+    *("access_programs", "background_options", "context_management", "image", "max_tool_calls"),
+    "prompt",
+)
+"""Fields of OpenAI's responses that are refused like unknown ones, for the documentation."""
+
+
+def only(words: str, *values: Any) -> Any:
+    """A field that must be one of these values. words: what an error says about them."""
+
+    def check(value: Any) -> Any:
+        if value not in values:
+            raise ValueError(words)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _with_type(item: Any) -> Any:
+    """Messages may have no type."""
+    is_message = isinstance(item, dict) and item.get("type") is None
+    return {**item, "type": "message"} if is_message else item
+
+
+class TextPart(Body):
+    """Text of the input or of an earlier response."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+Text = str | Annotated[list[TextPart], few(MAX_PARTS)]
+
+
+class Item(Body):
+    """What all items may have. It has no effect."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class MessageItem(Item):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+    phase: str | None = None
+
+
+class CallItem(Item):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutputItem(Item):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+
+
+class ReasoningItem(Item):
+    """Not passed to the model."""
+
+    type: Literal["reasoning"]
+    summary: Any = None
+    content: Any = None
+    encrypted_content: Any = None
+
+
+AnyItem = Annotated[
+    Annotated[MessageItem | CallItem | CallOutputItem | ReasoningItem, Field(discriminator="type")],
+    BeforeValidator(_with_type),
+]
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    name: str
+
+
+class Format(Body):
+    """The other keys are checked as those of a chat's `response_format`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextOptions(Body):
+    format: Format | None = None
+    verbosity: str | None = Field(None, description="no effect")
+
+
+class Reasoning(Body):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseStreamOptions(Body):
+    include_obfuscation: bool = Field(False, description="no effect")
+
+
+class ResponsesRequest(Sampling):
+    route = "/v1/responses"
+
+    input: str | Annotated[list[AnyItem], few(MAX_MESSAGES)] = Field(
+        description="the conversation so far: text of the user, or messages, function calls, their "
+        "outputs and reasoning, which is not passed to the model"
+    )
+    instructions: str | None = Field(None, description="a system message before the input")
+    max_output_tokens: Int32 | None = Field(
+        None, ge=1, description="most tokens to generate; default: the rest of the context"
+    )
+    tools: Annotated[list[FunctionTool], few(MAX_TOOLS)] | None = Field(
+        None, description="functions that the model may call"
+    )
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+        None, description="as for chats. Default: auto"
+    )
+    parallel_tool_calls: bool = Field(True, description="false: return only the first call")
+    text: TextOptions | None = Field(
+        None, description="`format`: as `response_format` of chats, without its inner object"
+    )
+    reasoning: Reasoning | None = Field(None, description="`effort`: as `reasoning_effort`")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables for the chat template"
+    )
+    metadata: dict[str, Any] | None = Field(None, description="returned with the response")
+    return_spec_metrics: Literal["none", "summary"] | None = Field(
+        None, description="add `speculative_decoding`: statistics of the response"
+    )
+    stream_options: ResponseStreamOptions | None = Field(None, description="no effect")
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], few(1)] | None = Field(
+        None, description="no effect"
+    )
+    truncation: Literal["disabled"] | None = Field(
+        None, description="an input that is too long is refused"
+    )
+    top_logprobs: Annotated[int | None, only("0: there are no log-probabilities here", 0)] = Field(
+        None, description="only 0"
+    )
+    store: Annotated[bool | None, only("false: the server keeps no responses", False)] = Field(
+        None, description="only false: the server keeps no responses"
+    )
+    background: Annotated[
+        bool | None,
+        only("false: the server keeps no responses, so it cannot be asked later", False),
+    ] = Field(None, description="only false")
+    previous_response_id: Annotated[
+        None, only("left out: the server keeps no responses; send earlier items in input")
+    ] = Field(None, description="refused: send earlier items in `input`")
+    conversation: Annotated[
+        None, only("left out: the server keeps no conversations; send earlier items in input")
+    ] = Field(None, description="refused: send earlier items in `input`")
