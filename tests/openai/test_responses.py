@@ -9,7 +9,9 @@ from typing import Any, get_args
 
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParams
+from pydantic import TypeAdapter
 from standins import TINY, Echo, text_with
 
 import openai
@@ -19,11 +21,12 @@ from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.responses import chat_of
-from smartspec_gateway.openai.responses_schema import REFUSED_HERE, ResponsesRequest
+from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import REFUSED
 
 URL = "/v1/responses"
 CALL = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
+PARTS = ("<think>I need", " it.</think>\n", "I look.", CALL, CALL)
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
@@ -93,14 +96,12 @@ store background service_tier metadata safety_identifier prompt_cache_key"""
 
 
 def test_a_response_has_the_required_fields() -> None:
-    found = http(text_with("one")).post(URL, json={"input": "Hello!", "tools": []}).json()
+    found = http(text_with("")).post(URL, json={"input": "Hello!", "tools": []}).json()
     assert set(REQUIRED.split()) == found.keys()
     assert (found["text"], found["tool_choice"]) == ({"format": {"type": "text"}}, "auto")
-    assert (found["metadata"], found["service_tier"]) == ({}, "default")
     (item,) = found["output"]
-    assert item["content"] == [
-        {"type": "output_text", "text": "one", "annotations": [], "logprobs": []}
-    ]
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    assert item["content"] == [part], "an empty text is an empty message"
 
 
 def test_items_become_messages() -> None:
@@ -149,20 +150,25 @@ def test_events_of_a_text() -> None:
         assert stream.get_final_response().output_text == "one two"
 
 
-def test_each_event_has_its_name_and_the_stream_ends_with_done() -> None:
-    model = text_with("a\u2028b")
-    sent = http(model).post(URL, json={"input": "Hello!", "stream": True}).text
-    *events, done = sent.strip().split("\n\n")
-    assert done == "data: [DONE]"
-    for event in events:
-        name, data = event.splitlines()
-        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+def test_events_have_their_names_and_openais_types(prompts: Prompts) -> None:
+    checked: Any = TypeAdapter(ResponseStreamEvent)
+    late = Echo(ApiError(503, "the queue is full"), num_before=1)
+    for model in (text_with(*PARTS), text_with("a\u2028", reason="length"), late):
+        body = {"input": "Hello!", "tools": [TOOL], "stream": True}
+        *events, done = http(model, prompts).post(URL, json=body).text.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        for event in events:
+            name, data = event.splitlines()
+            found = json.loads(data.removeprefix("data: "))
+            assert name == f"event: {found['type']}"
+            if "response" in found:  # OpenAI's usage has a count that this server does not know
+                found["response"]["usage"] = None
+            checked.validate_python(found)
 
 
 def test_function_calls_and_reasoning(prompts: Prompts) -> None:
     """Streamed or not; the items can be sent back."""
-    parts = ("<think>I need", " it.</think>\n", "I look.", CALL, CALL)
-    client = sdk(text_with(*parts), prompts)
+    client = sdk(text_with(*PARTS), prompts)
     asked: Any = {"model": "smartspec", "input": "Hello!", "tools": [TOOL]}
     whole = client.responses.create(**asked)
     events = list(client.responses.create(**asked, stream=True))
@@ -203,11 +209,6 @@ def test_a_cut_text_is_incomplete() -> None:
     assert kinds(list(events))[-1] == "incomplete"
 
 
-def test_an_empty_text_is_an_empty_message() -> None:
-    (item,) = sdk(text_with("")).responses.create(model="smartspec", input="Hello!").output
-    assert (item.type, item.content[0].text) == ("message", "")
-
-
 def test_errors_of_the_model() -> None:
     long = ApiError(400, "max_tokens: got 9, must be at most 8", "max_tokens")
     with pytest.raises(openai.BadRequestError, match="max_output_tokens: got 9, must") as raised:
@@ -230,9 +231,8 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({"background": True}, "background", "must be false: the server keeps no responses"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "must be left out: the server"),
     ({"conversation": "conv_1"}, "conversation", "must be left out: the server keeps no"),
-    ({"conversation": {"id": "conv_1"}}, "conversation", "must be left out: the server keeps no"),
-    ({"truncation": "auto"}, "truncation", "'disabled'"),
     ({"top_logprobs": 2}, "top_logprobs", "must be 0"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "'function'"),
     ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
     ({"max_output_tokens": 600}, "max_output_tokens", "got 600, must be at most"),
     ({"max_tokens": 5}, "max_tokens", "did you mean max_output_tokens?"),
@@ -241,7 +241,6 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "input", "got [], must be"),
     ({"input": "a " * 600}, "input", "must be at most 511 tokens"),
     ({"input": [5]}, "input.0", "got 5, must be an object"),
-    ({"input": [{"role": "x", "content": ""}]}, "input.0.role", "got 'x'"),
     ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input.0.x", "not supported"),
     ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type", "got 'item_reference'"),
     (
@@ -251,8 +250,6 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
     ({"reasoning": {"x": 1}}, "reasoning.x", "not supported"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "got 'xml'"),
-    ({"service_tier": "flex"}, "service_tier", "'auto' or 'default'"),
 ]
 
 
@@ -285,7 +282,7 @@ def test_tool_choice_and_format_have_the_form_of_chats(monkeypatch: pytest.Monke
         chat_of(ResponsesRequest.model_validate({"input": "a", **changed}))
     named = {"type": "function", "function": {"name": "weather"}}
     assert [body["tool_choice"] for body in bodies[:2]] == [named, "required"]
-    assert [body["response_format"] for body in bodies[2:]] == [
+    assert [body.get("response_format") for body in bodies[2:]] == [
         {"type": "json_schema", "json_schema": schema},
         {"type": "json_object"},
         None,
@@ -296,4 +293,4 @@ def test_each_field_of_the_openai_package_has_its_place() -> None:
     """The page of the fields names all that are refused."""
     names = {name for one in get_args(ResponseCreateParams) for name in one.__annotations__}
     assert len(names) > 25
-    assert names - ResponsesRequest.model_fields.keys() <= {*REFUSED, *REFUSED_HERE}
+    assert names - ResponsesRequest.model_fields.keys() <= {*REFUSED, "prompt"}

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from smartspec_cli.app import app
 from smartspec_gateway.openai.chat_schema import ChatRequest, IgnoredInChats
-from smartspec_gateway.openai.responses_schema import REFUSED_HERE, ResponsesRequest
+from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import (
     MAX_INT32,
     REFUSED,
@@ -187,7 +187,7 @@ def openai_fields() -> str:
         parts += [f"## `POST {model.route}`\n", _fields(own)]
     parts += ["## Accepted without effect\n", _fields(ignored)]
     parts += [_filled(f"Of chats only: {', '.join(IgnoredInChats.model_fields)}.") + "\n"]
-    names = ", ".join(f"`{name}`" for name in (*REFUSED, *REFUSED_HERE))
+    names = ", ".join(f"`{name}`" for name in REFUSED)
     parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {names}.") + "\n"]
     return "\n".join(parts)
 

@@ -57,13 +57,19 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
         for tool in asked.tools
     ]
-    choice = asked.tool_choice
+    body["tool_choice"] = choice = asked.tool_choice
     if isinstance(choice, NamedTool):
-        body["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    else:
-        body["tool_choice"] = choice
-    body["response_format"] = _response_format(asked)
+        body["tool_choice"] = {"type": choice.type, "function": {"name": choice.name}}
+    schema = format_of(asked)
+    kind = schema.pop("type")
+    if kind != "text":
+        body["response_format"] = {"type": kind, **({"json_schema": schema} if schema else {})}
     return validated(ChatRequest, body)
+
+
+def format_of(asked: ResponsesRequest) -> dict[str, Any]:
+    found = asked.text and asked.text.format
+    return found.model_dump() if found else {"type": "text"}
 
 
 def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
@@ -92,14 +98,6 @@ def _text(content: Text) -> Any:
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": part.text} for part in content]
-
-
-def _response_format(asked: ResponsesRequest) -> dict[str, Any] | None:
-    found = asked.text and asked.text.format
-    if not found or found.type == "text":
-        return None
-    given = found.model_dump(exclude={"type"}, exclude_unset=True)
-    return {"type": found.type, **({"json_schema": given} if given else {})}
 
 
 @contextmanager
@@ -161,6 +159,7 @@ class ResponseWriter:
     ) -> None:
         """num_prompt: tokens. choice: a new one. encode: counts the tokens of reasoning."""
         self._choice, self._encode = choice, encode
+        named = isinstance(asked.tool_choice, NamedTool) and asked.tool_choice.model_dump()
         self._num_prompt, self._num_tokens, self._num_cached = num_prompt, 0, 0
         self._output: list[dict[str, Any]] = []
         self._open: OpenItem | None = None
@@ -179,9 +178,9 @@ class ResponseWriter:
             "usage": None,
             **{name: getattr(asked, name) for name in ECHOED},
             "reasoning": asked.reasoning and asked.reasoning.model_dump(),
-            "text": {"format": _format(asked)},
+            "text": {"format": format_of(asked)},
             "tools": [tool.model_dump() for tool in asked.tools or []],
-            "tool_choice": _tool_choice(asked),
+            "tool_choice": named or asked.tool_choice or "auto",
             "metadata": asked.metadata or {},
             "top_logprobs": 0,
             "truncation": "disabled",
@@ -305,8 +304,8 @@ class ResponseWriter:
         """The error, also at the top as OpenAI has it, and the response."""
         found = error.body["error"]
         names = {name: found[name] for name in ("code", "message", "param")}
-        yield {"type": "error", **names, "error": found}
         yield from self._close("incomplete")
+        yield {"type": "error", **names, "error": found}
         code = error.code or found["type"]
         yield self._state("failed", error={"code": code, "message": error.message})
 
@@ -323,13 +322,3 @@ def _new_id(prefix: str) -> str:
 
 def _item_event(name: str, index: int, item: dict[str, Any]) -> Event:
     return {"type": f"response.output_item.{name}", "output_index": index, "item": item}
-
-
-def _format(asked: ResponsesRequest) -> dict[str, Any]:
-    found = asked.text and asked.text.format
-    return found.model_dump() if found else {"type": "text"}
-
-
-def _tool_choice(asked: ResponsesRequest) -> Any:
-    found = asked.tool_choice
-    return found.model_dump() if isinstance(found, NamedTool) else found or "auto"

@@ -20,13 +20,6 @@ NAMES = {
 """Fields of chats that have another name here."""
 
 
-REFUSED_HERE = (
-    *("access_programs", "background_options", "context_management", "image", "max_tool_calls"),
-    "prompt",
-)
-"""Fields of OpenAI's responses that are refused like unknown ones, for the documentation."""
-
-
 def only(words: str, *values: Any) -> Any:
     """A field that must be one of these values. words: what an error says about them."""
 
@@ -36,6 +29,12 @@ def only(words: str, *values: Any) -> Any:
         return value
 
     return BeforeValidator(check)
+
+
+OnlyFalse = Annotated[bool | None, only("false: the server keeps no responses", False)]
+NotGiven = Annotated[
+    None, only("left out: the server keeps no responses; send earlier items in input")
+]
 
 
 def _with_type(item: Any) -> Any:
@@ -131,8 +130,8 @@ class Reasoning(Body):
     summary: str | None = None
 
 
-class ResponseStreamOptions(Body):
-    include_obfuscation: bool = Field(False, description="no effect")
+class Obfuscation(Body):
+    include_obfuscation: bool = False
 
 
 class ResponsesRequest(Sampling):
@@ -164,26 +163,15 @@ class ResponsesRequest(Sampling):
     return_spec_metrics: Literal["none", "summary"] | None = Field(
         None, description="add `speculative_decoding`: statistics of the response"
     )
-    stream_options: ResponseStreamOptions | None = Field(None, description="no effect")
+    stream_options: Obfuscation | None = Field(None, description="no effect")
     include: Annotated[list[Literal["reasoning.encrypted_content"]], few(1)] | None = Field(
         None, description="no effect"
     )
     truncation: Literal["disabled"] | None = Field(
         None, description="an input that is too long is refused"
     )
-    top_logprobs: Annotated[int | None, only("0: there are no log-probabilities here", 0)] = Field(
-        None, description="only 0"
-    )
-    store: Annotated[bool | None, only("false: the server keeps no responses", False)] = Field(
-        None, description="only false: the server keeps no responses"
-    )
-    background: Annotated[
-        bool | None,
-        only("false: the server keeps no responses, so it cannot be asked later", False),
-    ] = Field(None, description="only false")
-    previous_response_id: Annotated[
-        None, only("left out: the server keeps no responses; send earlier items in input")
-    ] = Field(None, description="refused: send earlier items in `input`")
-    conversation: Annotated[
-        None, only("left out: the server keeps no conversations; send earlier items in input")
-    ] = Field(None, description="refused: send earlier items in `input`")
+    top_logprobs: Literal[0] | None = Field(None, description="no log-probabilities")
+    store: OnlyFalse = Field(None, description="only false: the server keeps no responses")
+    background: OnlyFalse = Field(None, description="only false")
+    previous_response_id: NotGiven = Field(None, description="refused: see `input`")
+    conversation: NotGiven = Field(None, description="refused: see `input`")

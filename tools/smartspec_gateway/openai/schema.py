@@ -31,6 +31,7 @@ MAX_FLOAT32 = 3.4e38
 REFUSED = (
     *("audio", "best_of", "function_call", "functions", "moderation", "prediction"),
     *("prompt_cache_options", "suffix", "web_search_options"),
+    *("access_programs", "background_options", "context_management", "image", "max_tool_calls"),
 )
 """Fields of OpenAI that are refused like unknown ones, for the documentation."""
 
