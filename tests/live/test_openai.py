@@ -55,6 +55,22 @@ def test_the_text_is_that_of_triton(torch_server: TritonServer, client: openai.O
         assert chat.usage.prompt_tokens == expected["num_input_tokens"]
 
 
+def test_responses_have_the_text_of_chats(client: openai.OpenAI) -> None:
+    """Of a repeated prompt, all tokens but the last are in the prefix cache."""
+    chat = client.chat.completions.create(
+        model=MODEL_NAME, messages=MESSAGES, max_tokens=24, temperature=0
+    )
+    asked = {"model": MODEL_NAME, "input": MESSAGES, "max_output_tokens": 24, "temperature": 0}
+    whole = client.responses.create(**asked)
+    *_, last = client.responses.create(**asked, stream=True)
+    for found in (whole, last.response):
+        assert found.output_text == chat.choices[0].message.content
+        assert (found.status == "incomplete") == (chat.choices[0].finish_reason == "length")
+        assert found.usage.output_tokens == chat.usage.completion_tokens
+        assert found.usage.input_tokens == chat.usage.prompt_tokens
+        assert found.usage.input_tokens_details.cached_tokens == found.usage.input_tokens - 1
+
+
 def test_several_choices_and_stop(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(
         model=MODEL_NAME, messages=MESSAGES, n=3, seed=1, max_tokens=12, temperature=1.5
