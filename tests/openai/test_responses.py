@@ -146,8 +146,6 @@ def test_events_of_a_text() -> None:
     assert events[-1].response.output_text == events[6].text == "one two"
     assert events[-1].response.id == events[0].response.id
     assert events[-1].response.usage.output_tokens == 3
-    with client.responses.stream(model="smartspec", input="Hello!") as stream:
-        assert stream.get_final_response().output_text == "one two"
 
 
 def test_events_have_their_names_and_openais_types(prompts: Prompts) -> None:
@@ -175,16 +173,11 @@ def test_function_calls_and_reasoning(prompts: Prompts) -> None:
     last = events[-1].response
     reasoning, message, call, other = whole.output
     assert (reasoning.type, reasoning.content[0].text) == ("reasoning", "I need it.")
-    assert (message.content[0].text, call.name, call.arguments) == (
-        "I look.",
-        "weather",
-        '{"a": 1}',
-    )
+    assert (message.content[0].text, call.name) == ("I look.", "weather")
+    assert call.arguments == '{"a": 1}'
     assert {call.call_id, other.call_id}.isdisjoint({call.id, other.id})
     assert whole.usage.output_tokens_details.reasoning_tokens > 0
-    assert [item.to_dict().keys() for item in last.output] == [
-        item.to_dict().keys() for item in whole.output
-    ]
+    assert [item.type for item in last.output] == [item.type for item in whole.output]
     assert [kind for kind in kinds(events) if "done" in kind or "delta" in kind] == [
         *("reasoning_text.delta", "reasoning_text.delta", "reasoning_text.done"),
         *("content_part.done", "output_item.done"),
@@ -218,10 +211,9 @@ def test_errors_of_the_model() -> None:
     with pytest.raises(openai.APIError, match="the queue is full"):
         list(sdk(late).responses.create(model="smartspec", input="Hello!", stream=True))
     sent = http(late).post(URL, json={"input": "Hello!", "stream": True}).text
-    events = [json.loads(line[6:]) for line in sent.splitlines() if line.startswith("data: {")]
-    error = next(event for event in events if event["type"] == "error")
-    assert error["message"] == error["error"]["message"] == "the queue is full"
-    failed = events[-1]["response"]
+    *_, error, last = (line[6:] for line in sent.splitlines() if line.startswith("data: {"))
+    assert json.loads(error)["message"] == json.loads(error)["error"]["message"]
+    failed = json.loads(last)["response"]
     assert (failed["status"], failed["error"]["message"]) == ("failed", "the queue is full")
     assert failed["output"][0]["content"][0]["text"] == "one"
 
@@ -233,14 +225,13 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({"conversation": "conv_1"}, "conversation", "must be left out: the server keeps no"),
     ({"top_logprobs": 2}, "top_logprobs", "must be 0"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "'function'"),
+    ({"tool_choice": "x"}, "tool_choice", "got 'x', must be 'auto', 'none' or 'required'"),
     ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
     ({"max_output_tokens": 600}, "max_output_tokens", "got 600, must be at most"),
     ({"max_tokens": 5}, "max_tokens", "did you mean max_output_tokens?"),
-    ({"messages": []}, "messages", "did you mean input?"),
     ({"n": 2}, "n", "only for /v1/chat/completions"),
     ({"input": []}, "input", "got [], must be"),
     ({"input": "a " * 600}, "input", "must be at most 511 tokens"),
-    ({"input": [5]}, "input.0", "got 5, must be an object"),
     ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input.0.x", "not supported"),
     ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type", "got 'item_reference'"),
     (

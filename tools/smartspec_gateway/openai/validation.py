@@ -26,7 +26,7 @@ SHORT = 4096
 """Bytes of a body that is processed at once. A thread would cost more than the work."""
 
 IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-HIDDEN_PLACES = re.compile(r"list\[.*|function-.*|constrained-.*|TextPart|NamedTool|str")
+HIDDEN_PLACES = re.compile(r"(list|literal)\[.*|function-.*|constrained-.*|TextPart|NamedTool|str")
 """What pydantic adds to the place of an error for the members of a union."""
 
 ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
@@ -80,7 +80,9 @@ def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     def without_references(node: Any) -> Any:
         if isinstance(node, dict):
             found = definitions[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
-            return {key: without_references(value) for key, value in found.items()}
+            # A discriminator would refer to the definitions by their names.
+            kept = (key for key in found if key != "discriminator")
+            return {key: without_references(found[key]) for key in kept}
         return [without_references(each) for each in node] if isinstance(node, list) else node
 
     content = {"application/json": {"schema": without_references(schema)}}
@@ -98,7 +100,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) 
     if not name:
         return ApiError(400, "the body must be a JSON object")
     if kind == "union_tag_invalid":
-        name, tags = f"{name}.type", first["ctx"]["expected_tags"]
+        name, tags = f"{name}.type", first["ctx"]["expected_tags"].replace(", ", " or ")
         return ApiError(400, f"{name}: got {SHOWN.repr(first['ctx']['tag'])}, must be {tags}", name)
     if kind == "missing":
         return ApiError(400, f"{name}: must be given", name)
