@@ -277,7 +277,7 @@ class ResponseWriter:
         kind = "response.function_call_arguments"
         yield _item_event("added", index, {**item, "status": "in_progress", "arguments": ""})
         yield {"type": f"{kind}.delta", **place, "delta": arguments}
-        yield {"type": f"{kind}.done", **place, "name": item["name"], "arguments": arguments}
+        yield {"type": f"{kind}.done", **place, "arguments": arguments}
         self._output.append(item)
         yield _item_event("done", index, item)
 
