@@ -17,6 +17,7 @@ BACKEND, TOOLS = ROOT / "backend", ROOT / "tools"
 
 DEPENDENCIES = {
     "gguf",  # of the extra openvino
+    "llguidance",
     "numpy",
     "openvino",  # an extra
     "pydantic",

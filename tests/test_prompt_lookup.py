@@ -57,7 +57,9 @@ def propose(proposer: PromptLookupProposer, text: str, draft_len: int = 6, end: 
 )
 def test_drafts(text: str, expected: str) -> None:
     proposer = PromptLookupProposer(max_draft_len=6)
-    assert proposer.num_available(SEQUENCE, letters(text)) == (6 if expected else 0)
+    assert proposer.num_available(SEQUENCE, letters(text), SamplingParams()) == (
+        6 if expected else 0
+    )
     assert propose(proposer, text) == expected
 
 
@@ -113,9 +115,9 @@ def test_release_frees_and_a_sequence_may_come_back() -> None:
 
 def test_tokens_may_only_grow() -> None:
     proposer = PromptLookupProposer(max_draft_len=6)
-    proposer.num_available(SEQUENCE, letters("abcab"))
+    proposer.num_available(SEQUENCE, letters("abcab"), SamplingParams())
     with pytest.raises(AssertionError, match="lost tokens"):
-        proposer.num_available(SEQUENCE, letters("abca"))
+        proposer.num_available(SEQUENCE, letters("abca"), SamplingParams())
 
 
 class CountedTokens(list[int]):
@@ -133,10 +135,10 @@ def test_each_token_is_indexed_once() -> None:
     look up; and a match that is followed back for 14 tokens at most. However long the text is."""
     proposer = PromptLookupProposer(max_draft_len=3)
     tokens = CountedTokens(letters("abcdef" * 100))
-    proposer.num_available(SEQUENCE, tokens)
+    proposer.num_available(SEQUENCE, tokens, SamplingParams())
     tokens.num_reads = 0
     tokens.append(ord("a"))
-    proposer.num_available(SEQUENCE, tokens)
+    proposer.num_available(SEQUENCE, tokens, SamplingParams())
     assert tokens.num_reads <= 3 * 3 + 3 + 2 * 14
 
 
@@ -168,7 +170,7 @@ def test_equals_a_search_however_the_text_grew(
         tokens.extend(chunk)
         expected = search(tokens, 5, least + more, least)
         if is_asked:
-            assert proposer.num_available(SEQUENCE, tokens) == len(expected)
+            assert proposer.num_available(SEQUENCE, tokens, SamplingParams()) == len(expected)
         (draft,) = proposer.propose([task(tokens, 5)])
         assert draft.tokens == expected
 
@@ -213,7 +215,7 @@ def test_hindsight_is_what_a_verification_would_have_said() -> None:
 def test_matches_are_told_apart(text: str, cohort: str) -> None:
     """Where two occurrences were followed by different tokens the latest is still taken."""
     proposer = PromptLookupProposer(max_draft_len=3)
-    assert proposer.num_available(SEQUENCE, letters(text)) == 3
+    assert proposer.num_available(SEQUENCE, letters(text), SamplingParams()) == 3
     found = proposer.cohort(SEQUENCE)
     assert found == cohort
     assert found in proposer.capabilities.cohorts

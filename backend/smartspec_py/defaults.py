@@ -5,11 +5,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 DRAFT_MODEL = "draft_model"
 PROMPT_LOOKUP = "prompt_lookup"
 HEADS = "heads"
+GRAMMAR = "grammar"
 """Names of proposers in requests and engine.json."""
+
+GUIDE_FIELDS = frozenset({"guided_decoding_guide_type", "guided_decoding_guide"})
+"""Fields of requests whose text has a grammar."""
+
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is written that follows a schema, for llguidance: on one line, as Python writes it.
+Where a grammar allows other whitespace, little is forced, and some models write spaces until
+`max_tokens`."""
 
 DEFAULT_CONTEXT_LEN = 512
 """Context length of benchmarks, and of engines whose models define none."""

@@ -187,7 +187,7 @@ def test_lag_is_what_the_draft_has_not_read() -> None:
     assert proposer.draft_lag(0, 16) == 5
     proposer.release(0)
     assert proposer.draft_lag(0, 16) == 15
-    assert proposer.num_available(0, tokens) == MAX_DRAFT_LEN
+    assert proposer.num_available(0, tokens, SamplingParams()) == MAX_DRAFT_LEN
 
 
 def test_a_long_lag_gives_the_same_drafts() -> None:

@@ -117,9 +117,24 @@ def test_several_prompts_and_echo() -> None:
         ({"max_token": 3}, "max_token", "did you mean max_tokens"),
         ({"functions": []}, "functions", "not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "auto"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "auto"),
+        ({"tool_choice": "required"}, "tool_choice", "a function of tools"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "other"}},
+            },
+            "tool_choice",
+            "a function of tools",
+        ),
         ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "function"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "text"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "text"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "with json_schema"),
+        (
+            {"response_format": {"type": "json_object"}, "guided_regex": "a"},
+            "response_format",
+            "not together with guided_regex",
+        ),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
         ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
         ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
@@ -411,6 +426,84 @@ def test_tool_calls_are_parsed() -> None:
     choice = cut.post(CHAT, json=body).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"] == "".join(CALLS[:2])
+
+
+def test_a_response_format_becomes_a_grammar() -> None:
+    schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    cases: list[tuple[str, Any, str, Any]] = [
+        ("response_format", named, "json_schema", schema),
+        ("response_format", {"type": "json_object"}, "json_schema", {"type": "object"}),
+        ("guided_json", schema, "json_schema", schema),
+        ("guided_json", json.dumps(schema), "json_schema", schema),
+        ("guided_choice", ["a", "b"], "choice", ["a", "b"]),
+        ("guided_regex", '"a"', "regex", "a"),
+        ("guided_grammar", '"a"', "ebnf_grammar", "a"),
+    ]
+    for field, given, kind, guide in cases:
+        model = Echo()
+        answer = client(model).post(CHAT, json={"messages": HELLO, field: given})
+        assert answer.status_code == 200, answer.text
+        (asked,) = model.asked
+        assert asked["guided_decoding_guide_type"] == kind
+        assert json.loads(asked["guided_decoding_guide"]) == guide
+    model = Echo()
+    client(model).post(CHAT, json={"messages": HELLO, "response_format": {"type": "text"}})
+    assert "guided_decoding_guide" not in model.asked[0]
+
+
+def test_an_error_of_a_grammar_names_the_clients_field() -> None:
+    message = "guided_decoding_guide: got 'x', must be a grammar that works: no"
+    error = ApiError(400, message, "guided_decoding_guide")
+    for body, field in (
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "x"}, "guided_regex"),
+        (WITH_TOOLS | {"tool_choice": "required"}, "tools"),
+    ):
+        answer = tool_client(Echo(error)).post(CHAT, json={"messages": HELLO, **body})
+        found = answer.json()["error"]
+        assert (found["param"], found["message"]) == (field, message.replace(error.param, field))
+
+
+FORCED = ('<tool_call>\n{"name": "wea', 'ther", "arguments": {"a', '": "}"}}\n</tool_call>')
+
+
+def test_required_calls_are_streamed_as_they_arrive() -> None:
+    body = WITH_TOOLS | {"tool_choice": "required"}
+    model = text_with(*FORCED)
+    found = events(tool_client(model).post(CHAT, json=body).text)
+    (asked,) = model.asked
+    assert asked["guided_decoding_guide_type"] == "ebnf_grammar"
+    assert '\\"name\\": \\"weather\\"' in asked["guided_decoding_guide"]
+    calls = [
+        call for one in found[:-1] for call in one["choices"][0]["delta"].get("tool_calls", [])
+    ]
+    assert {call["index"] for call in calls} == {0}
+    assert ["id" in call for call in calls] == [True, False, False]
+    assert calls[0]["function"] == {"name": "weather", "arguments": ""}
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": "}"}'
+    assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("num", range(1, len("".join(FORCED))))
+def test_a_required_call_that_is_cut_is_never_text(num: int) -> None:
+    body = WITH_TOOLS | {"stream": False, "tool_choice": "required"}
+    cut = text_with("".join(FORCED)[:num], reason="length")
+    (choice,) = tool_client(cut).post(CHAT, json=body).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+    calls = choice["message"].get("tool_calls", [])
+    assert all('{"a": "}"}'.startswith(one["function"]["arguments"]) for one in calls)
+
+
+def test_a_named_function_is_the_only_one() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    named = {"type": "function", "function": {"name": "other"}}
+    model = text_with(FORCED[0].replace("wea", "other"), '", "arguments": {}}\n</tool_call>')
+    body = {**WITH_TOOLS, "stream": False, "tools": [TOOL, other], "tool_choice": named}
+    (choice,) = tool_client(model).post(CHAT, json=body).json()["choices"]
+    assert "weather" not in model.asked[0]["guided_decoding_guide"]
+    assert choice["finish_reason"] == "tool_calls"
 
 
 def test_tool_choice_none_leaves_text_as_it_is() -> None:

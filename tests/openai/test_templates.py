@@ -199,13 +199,17 @@ def test_messages_cannot_contain_special_tokens(tmp_path: Path) -> None:
     assert forged in prompts.decode(tokens)
 
 
-def test_tools_need_a_template_with_tools(tmp_path: Path) -> None:
-    asked = client(tmp_path, MISTRAL)
-    body = {"messages": [USER], "tools": [TOOL]}
-    error = asked.post("/v1/chat/completions", json=body).json()["error"]
-    assert (error["param"], error["message"]) == (
-        "tools",
-        "tools: the chat template of this model has no tools",
-    )
+@pytest.mark.parametrize("template", [GEMMA, MISTRAL])
+def test_a_template_without_tools_has_them_in_the_first_message(
+    tmp_path: Path, template: str
+) -> None:
+    model = Echo()
+    body: dict[str, Any] = {"messages": [USER], "tools": [TOOL]}
+    asked = client(tmp_path, template, model)
+    assert asked.post("/v1/chat/completions", json=body).status_code == 200
     body["tool_choice"] = "none"
     assert asked.post("/v1/chat/completions", json=body).status_code == 200
+    told, plain = (Prompts(tmp_path).decode(one["input_ids"]) for one in model.asked)
+    assert json.dumps(TOOL["function"]) in told
+    assert told.endswith(plain[-12:])
+    assert TOOL["function"]["name"] not in plain

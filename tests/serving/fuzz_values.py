@@ -10,6 +10,7 @@ import numpy as np
 
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.api.tensor_spec import Choice, Range, TensorSpec, Text
+from smartspec_py.defaults import GUIDE_FIELDS
 
 SPECS = {spec.name: spec for spec in INPUTS}
 OPTIONAL = [spec.name for spec in INPUTS if spec.is_optional]
@@ -20,8 +21,8 @@ ALPHABET = "abc XYZ 019 .,\n\t\x00éß漢字🙂\u200d"
 
 def valid_fields(rng: random.Random, names: list[str]) -> dict[str, Any]:
     """A value for each of the names, and for what they cannot be without. Nobody asks for an
-    explanation: its answer is another. Prompts are texts, not tokens."""
-    others = ("explain_steps", "health_check", "input_ids")
+    explanation: its answer is another. Prompts are texts, not tokens. There are no grammars."""
+    others = ("explain_steps", "health_check", "input_ids", *GUIDE_FIELDS)
     names = [name for name in names if name not in others]
     fields = {name: valid_value(SPECS[name], rng) for name in names}
     if "seed" in fields and "random_seed" in fields:
@@ -87,7 +88,7 @@ def _invalid_elements(spec: TensorSpec) -> list[Any]:
     allowed = spec.allowed
     found: list[Any] = [NOT_UTF8] if spec.dtype == "STRING" else []
     if isinstance(allowed, Text):
-        found += ["", "y" * (allowed.max_bytes + 1)]
+        found += ["y" * (allowed.max_bytes + 1), *([] if allowed.may_be_empty else [""])]
     elif isinstance(allowed, Choice):
         tried = {
             "STRING": ["nonsense", "NONE "],

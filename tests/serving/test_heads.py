@@ -124,11 +124,11 @@ def test_preempted_sequences_are_drafted_for_again(width: int) -> None:
 
 def test_drafts_follow_the_request() -> None:
     proposer = alone()
-    assert proposer.num_available(1, [1, 2]) == 0
+    assert proposer.num_available(1, [1, 2], SamplingParams()) == 0
     torch.manual_seed(0)
     proposer.observe(1, 0, torch.randn(2, 128))
     proposer.observe(2, 0, torch.randn(1, 128))
-    assert proposer.num_available(1, [1, 2]) == NUM_HEADS
+    assert proposer.num_available(1, [1, 2], SamplingParams()) == NUM_HEADS
     sampled = SamplingParams(temperature=1.0, verification=Verification.REJECTION)
     tasks = [
         DraftTask(1, [1, 2], 1, 4, SamplingParams()),
@@ -146,7 +146,7 @@ def test_drafts_follow_the_request() -> None:
     assert proposer.propose([DraftTask(1, [1, 2], 1, 1, banned)])[0].tokens != greedy.tokens[:1]
     proposer.release(1)
     proposer.release(1)
-    assert proposer.num_available(1, [1, 2]) == 0
+    assert proposer.num_available(1, [1, 2], SamplingParams()) == 0
 
 
 def test_a_tree_has_the_planned_shape() -> None:

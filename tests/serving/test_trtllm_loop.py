@@ -242,7 +242,7 @@ def test_a_draft_knows_what_it_has_missed() -> None:
     assert pair.proposer.draft_lag(1, len(prompt) + 40) == 36
     pair.proposer.release(1)
     assert not pair.proposer._num_cached
-    assert pair.proposer.num_available(1, range(597)) == 3
+    assert pair.proposer.num_available(1, range(597), SamplingParams()) == 3
 
 
 def plain_prompt(rng: random.Random) -> tuple[int, ...]:

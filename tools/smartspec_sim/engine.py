@@ -179,7 +179,9 @@ class SimProposer:
         self._num_computed_tokens: dict[SequenceId, int] = {}
         self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
         has_drafts = self._has_passes or self._name in self._texts[sequence].runs
         return self.capabilities.max_draft_len if has_drafts else 0
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_testing.clock import Clock, RealClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, token_at
@@ -65,7 +65,9 @@ class FakeProposer:
         """Sequences whose state is kept."""
         return len(self._num_read)
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
         return self._capabilities.max_draft_len
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:

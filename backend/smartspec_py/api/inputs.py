@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from smartspec_py.api.refused import NEUTRAL
 from smartspec_py.api.tensor_spec import Allowed, Choice, Range, TensorSpec, Text
-from smartspec_py.core.types import SpecMetrics, Verification
+from smartspec_py.core.types import GuideType, SpecMetrics, Verification
 from smartspec_py.defaults import PRIORITY_WORTH_S
 
 MAX_STOP_WORDS = 16
@@ -22,6 +22,7 @@ MAX_BAD_WORDS = 64
 MAX_BIAS_WORDS = 300
 MAX_TOP_LOG_PROBS = 20
 MAX_PROMPT_IDS = 1 << 18
+MAX_GUIDE_BYTES = 1 << 16
 WORD = Text(max_bytes=1024)
 NAME = Text(max_bytes=64)
 
@@ -158,6 +159,22 @@ class GenerateParams:
         max_elements=MAX_BIAS_WORDS,
     )
 
+    guide_type: GuideType | None = tensor(  # noqa: RUF009
+        None,
+        "restrict the text to a grammar of this type. json needs no guide; choice takes a JSON "
+        "list of texts; ebnf_grammar is Lark or GBNF. JSON is written on one line",
+        Choice(("", *(each.value for each in GuideType))),
+        name="guided_decoding_guide_type",
+        convert=lambda value: GuideType(value) if value else None,
+    )
+    guide: str = tensor(
+        "",
+        "text of the grammar",
+        Text(MAX_GUIDE_BYTES, may_be_empty=True),
+        name="guided_decoding_guide",
+        model_range="a grammar that can be compiled",
+    )
+
     stop_words: tuple[str, ...] = tensor(
         (),
         "stop generation at any of these; the text ends before it. One may be a special token",
@@ -207,7 +224,7 @@ class GenerateParams:
         "source of the drafts",
         NAME,
         default="the server's",
-        model_range="draft_model, heads or prompt_lookup, if the server has it",
+        model_range="draft_model, heads, prompt_lookup or grammar, if the server has it",
     )
     verification: Verification = tensor(  # noqa: RUF009
         Verification.COUPLED,
@@ -269,7 +286,7 @@ def _spec(one: Field[Any], hint: Any) -> TensorSpec:
         "is_optional": one.default is not MISSING,
         "dtype": _DTYPES.get(kind, "STRING"),
     }
-    if issubclass(kind, Enum):
+    if issubclass(kind, Enum) and "allowed" not in one.metadata:
         spec |= {"allowed": Choice(tuple(each.value for each in kind)), "convert": kind}
     return TensorSpec(**spec | dict(one.metadata))
 

@@ -14,7 +14,6 @@ from smartspec_py.api.tensor_spec import Choice, TensorSpec
 
 _NO_BEAMS = "beam search is not supported"
 _NO_LOGITS = "logits are not returned"
-_NO_GUIDE = "guided decoding is not supported"
 
 NEUTRAL = (
     TensorSpec("pad_id", "INT32", "no effect, because nothing is padded"),
@@ -40,10 +39,6 @@ NEUTRAL = (
         "see `verification`",
         Choice((False,), "set verification to rejection instead"),
     ),
-    TensorSpec(
-        "guided_decoding_guide_type", "STRING", "grammar or schema", Choice(("",), _NO_GUIDE)
-    ),
-    TensorSpec("guided_decoding_guide", "STRING", "text of the guide", Choice(("",), _NO_GUIDE)),
 )
 """Tensors with only a neutral value."""
 

@@ -70,16 +70,19 @@ class Choice(Allowed):
 
 @dataclass(frozen=True)
 class Text(Allowed):
-    """Text that is not empty. max_bytes: largest UTF-8 size."""
+    """Text, by default not empty. max_bytes: largest UTF-8 size."""
 
     max_bytes: int
+    may_be_empty: bool = False
 
     def holds(self, value: Any) -> bool:
-        return 0 < len(value.encode()) <= self.max_bytes
+        least = 0 if self.may_be_empty else 1
+        return least <= len(value.encode()) <= self.max_bytes
 
     @property
     def text(self) -> str:
-        return f"at least one character and at most {self.max_bytes} bytes"
+        least = "" if self.may_be_empty else "at least one character and "
+        return f"{least}at most {self.max_bytes} bytes"
 
 
 def _in_brackets(note: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,16 @@ class Verification(StrEnum):
 
     COUPLED = "coupled"  # accept a draft equal to the target's own sample: same seed, same text
     REJECTION = "rejection"  # rejection sampling: accepts more drafts at high temperatures
+
+
+class GuideType(StrEnum):
+    """The language of a grammar, with TensorRT-LLM's names and `choice`."""
+
+    JSON = "json"  # any JSON object or array; there is no guide
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF_GRAMMAR = "ebnf_grammar"  # Lark's or llama.cpp's (GBNF) notation
+    CHOICE = "choice"  # a JSON list of texts
 
 
 class SpecMetrics(StrEnum):
@@ -92,6 +102,8 @@ class SamplingParams:
     log_probs: whether to return the log-probability of each token.
     num_top_log_probs: with log_probs, how many of the most probable tokens to return at each
         position. prompt_log_probs: return the same for the tokens of the prompt.
+    grammar: the `engines.grammar.GrammarState` that follows this request's text; None if its text
+        is free.
     """
 
     temperature: float = 0.0
@@ -110,6 +122,7 @@ class SamplingParams:
     log_probs: bool = False
     num_top_log_probs: int = 0
     prompt_log_probs: bool = False
+    grammar: Any = None
 
     @property
     def is_greedy(self) -> bool:
@@ -132,6 +145,7 @@ class SamplingParams:
             or self.logit_bias
             or self.bad_words
             or (self.min_tokens and self.end_tokens)
+            or self.grammar is not None
         )
 
     @property

@@ -266,8 +266,13 @@ class Proposer(Protocol):
     @property
     def capabilities(self) -> ProposerCapabilities: ...
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
-        """The most tokens that it can draft now after these tokens; 0 if none."""
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
+        """The most tokens that it can draft now after these tokens; 0 if none.
+
+        sampling: of the sequence.
+        """
         ...
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import Draft, DraftTask, ProposerCapabilities
 
 NOT_FOUND = 0
@@ -77,7 +77,9 @@ class PromptLookupProposer:
     def capabilities(self) -> ProposerCapabilities:
         return self._capabilities
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
         """max_draft_len if the tail occurred before, else 0.
 
         Since the last call, `tokens` may only have grown. The result is cached: `propose` with the

@@ -11,12 +11,16 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.core.plan.planner import parse_policy
-from smartspec_py.core.types import NO_TOKEN, SamplingParams
+from smartspec_py.core.types import NO_TOKEN, GuideType, SamplingParams
+from smartspec_py.defaults import GRAMMAR
 from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.grammar import GrammarCompiler, GrammarError, GrammarState
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import Reply, ResponseState, Sink
 from smartspec_py.serving.request import InvalidField, Request
@@ -67,7 +71,9 @@ class Intake:
         self._engine = engine
         self._limits = limits
         self._policy = policy
-        self._proposers = tuple(engine.proposers) if proposer == "auto" else (proposer,)
+        self._proposers = [
+            name for name in engine.proposers if proposer in ("auto", name) or name == GRAMMAR
+        ]
         self._clock = clock
         self._ids = itertools.count(1)
         budget, longest = cache_budget(engine, limits), _context_len(engine, limits)
@@ -84,7 +90,7 @@ class Intake:
         self._check_supported(params)
         prompt = self._prompt(params)
         self._check_limits(params, prompt)
-        sampling = self._sampling(params)
+        sampling = replace(self._sampling(params), grammar=self._grammar(params, len(prompt)))
         proposers, no_speculation = self._usable_proposers(params, sampling)
         request = Request(
             sequence=next(self._ids),
@@ -193,6 +199,32 @@ class Intake:
             prompt_log_probs=params.prompt_log_probs,
         )
 
+    def _grammar(self, params: GenerateParams, num_prompt: int) -> GrammarState | None:
+        """Compiling takes about a millisecond, and up to a second for an extreme grammar."""
+        field, kind = "guided_decoding_guide", params.guide_type
+        if kind is None:
+            if params.guide:
+                raise InvalidField(field, params.guide, f"left out without {field}_type")
+            return None
+        if bool(params.guide) == (kind is GuideType.JSON):
+            allowed = "left out" if params.guide else "given"
+            raise InvalidField(field, params.guide, f"{allowed} if {field}_type is {kind}")
+        if not self._engine.end_tokens:
+            raise InvalidField(f"{field}_type", kind, "left out: this model has no end token")
+        if not self._end_tokens(params):
+            name, value = ("ignore_eos", True) if params.ignore_eos else ("end_id", params.end_id)
+            raise InvalidField(name, value, f"left out with {field}, which says where texts end")
+        try:
+            return self._grammars.start(kind, params.guide, num_prompt)
+        except GrammarError as error:
+            raise InvalidField(field, params.guide, f"a grammar that works: {error}") from error
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        engine = self._engine
+        vocab_size = engine.target.capabilities.vocab_size
+        return GrammarCompiler(engine.tokenizer, vocab_size, engine.end_tokens)
+
     def _end_tokens(self, params: GenerateParams) -> tuple[int, ...]:
         """`end_id` replaces all end tokens of the model. `stop_token_ids`, and stop words that name
         a special token, are added to them."""
@@ -234,13 +266,17 @@ class Intake:
     ) -> tuple[tuple[str, ...], str]:
         """The request's proposer, then others that the planner may choose. If its drafts cannot be
         verified, none, and the reason."""
-        names = self._engine.proposers
+        names = [
+            name
+            for name in self._engine.proposers
+            if name != GRAMMAR or sampling.grammar is not None
+        ]
         if params.proposer is not None and params.proposer not in names:
             raise InvalidField("proposer", params.proposer, " or ".join(names) or "left out")
         if reason := self._engine.target.capabilities.why_unverified(sampling):
             return (), reason
         wanted = self._proposers if params.proposer is None else (params.proposer,)
-        return tuple(wanted), ""
+        return tuple(name for name in wanted if name in names), ""
 
     def _max_draft_len(self, params: GenerateParams, proposers: Iterable[str]) -> int:
         """The request's largest draft length, with any of these proposers."""
@@ -257,7 +293,8 @@ def _cohort(params: GenerateParams, sampling: SamplingParams) -> str:
     """
     if params.workload:
         return f"workload {params.workload}"
+    guided = ", guided" if sampling.grammar is not None else ""
     if sampling.is_greedy:
-        return "greedy"
+        return f"greedy{guided}"
     bucket = next((edge for edge in TEMPERATURE_EDGES if sampling.temperature <= edge), math.inf)
-    return f"{sampling.verification}, temperature up to {bucket}"
+    return f"{sampling.verification}, temperature up to {bucket}{guided}"

@@ -10,6 +10,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -75,6 +76,9 @@ class Server:
         """Why the loop failed. None if it has not."""
 
         self._failing = threading.Lock()
+        self._compiling = ThreadPoolExecutor(1, "smartspec-grammar")
+        self._may_wait = threading.Semaphore(config.limits.max_queue)
+        """Of requests whose grammars are compiled."""
         self.intake = Intake(engine, config.limits, config.policy, config.proposer)
         self._inbox = Inbox(config.limits.max_queue)
         self._responder = Responder(
@@ -123,6 +127,7 @@ class Server:
     def stop(self) -> None:
         """Fail unfinished requests, end the threads, close the engines."""
         self._inbox.close(SHUTTING_DOWN)
+        self._compiling.shutdown()  # what waits there is refused
         self._thread.join(STOP_S)
         self._responder.stop(STOP_S)
         gc.unfreeze()
@@ -172,6 +177,27 @@ class Server:
         if params.health_check:
             self._answer(sink, lambda: HEALTHY)
             return
+        if params.guide_type is None:
+            self._receive(params, sink)
+            return
+        # A grammar may take a second to compile, and other requests do not wait for it.
+        if not self._may_wait.acquire(blocking=False):
+            message = "too many requests wait for their grammars: try again later"
+            raise RequestError(ErrorCode.UNAVAILABLE, message)
+        self._compiling.submit(self._receive_or_refuse, params, sink)
+
+    def _receive_or_refuse(self, params: GenerateParams, sink: Sink) -> None:
+        try:
+            self._receive(params, sink)
+        except RequestError as error:
+            self.refuse(sink, error)
+        except Exception as error:
+            logger.exception("a request was not accepted")
+            self.refuse(sink, RequestError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"))
+        finally:
+            self._may_wait.release()
+
+    def _receive(self, params: GenerateParams, sink: Sink) -> None:
         self._inbox.check_open()  # before tokenizing, so that a refusal costs little
         request, response = self.intake.receive(params, sink)
         self._inbox.put(request, lambda: self._responder.post(response))

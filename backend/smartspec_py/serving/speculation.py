@@ -132,8 +132,9 @@ class Speculation:
             )
         drafts = {}
         for name, of_one in tasks.items():
-            pairs = zip(of_one, self._proposers[name].propose(of_one), strict=True)
-            drafts.update({task.sequence: draft for task, draft in pairs if draft.tokens})
+            for task, draft in zip(of_one, self._proposers[name].propose(of_one), strict=True):
+                if kept := _cut(task, draft):
+                    drafts[task.sequence] = kept
         return drafts
 
     def observe(
@@ -236,7 +237,9 @@ class Speculation:
             most = min(most, longest - len(request.tokens))
         if most <= 0:
             return 0
-        most = min(most, self._proposers[name].num_available(request.sequence, request.tokens))
+        proposer = self._proposers[name]
+        available = proposer.num_available(request.sequence, request.tokens, request.sampling)
+        most = min(most, available)
         space = self._spaces.get(name)
         if not most or space is None:
             return most
@@ -338,6 +341,16 @@ def _view(request: Request, options: Sequence[DraftOption], now: float) -> Seque
         request.slo_s_per_token,
         _slack_s(request, now),
     )
+
+
+def _cut(task: DraftTask, draft: Draft) -> Draft | None:
+    """The draft up to the first token that the request's grammar forbids; None if nothing is left.
+    Sampled drafts must not be cut, see `VerifyRequest.draft_probs`; a draft model makes none that
+    are forbidden."""
+    grammar = task.sampling.grammar
+    if grammar is not None and draft.probs is None and not draft.parents:
+        draft = Draft(draft.tokens[: grammar.num_allowed(task.tokens, draft.tokens)])
+    return draft if draft.tokens else None
 
 
 def _num_positions(able: ProposerCapabilities) -> int:

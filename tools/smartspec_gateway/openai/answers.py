@@ -17,7 +17,7 @@ from smartspec_gateway.openai.logprobs import Offsets, TokenBytes
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.reasoning import ReasoningParser
 from smartspec_gateway.openai.schema import Generation
-from smartspec_gateway.openai.tools import Found, ToolParser
+from smartspec_gateway.openai.tools import ForcedCallParser, Found, ToolParser
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
@@ -32,7 +32,7 @@ LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 class Choice:
     """A choice so far, and what is new since the last `take`."""
 
-    parser: ToolParser | None
+    parser: ToolParser | ForcedCallParser | None
     max_calls: int
     reasoning_parser: ReasoningParser | None = None
     echo: str = ""
@@ -55,10 +55,16 @@ class Choice:
         first_token: int | None = None,
     ) -> Choice:
         """A choice of this request. is_in_reasoning: None if the model has no reasoning blocks."""
-        is_one_call = isinstance(asked, ChatRequest) and not asked.parallel_tool_calls
+        parser: ToolParser | ForcedCallParser | None = None
+        max_calls = MANY
+        if isinstance(asked, ChatRequest) and asked.must_call:
+            parser = ForcedCallParser()
+        elif isinstance(asked, ChatRequest) and asked.tool_names:
+            parser = ToolParser(asked.tool_names)
+            max_calls = MANY if asked.parallel_tool_calls else 1
         return cls(
-            ToolParser(asked.tool_names) if asked.tool_names else None,
-            1 if is_one_call else MANY,
+            parser,
+            max_calls,
             None if is_in_reasoning is None else ReasoningParser(is_in_reasoning),
             echo,
             first_token,
@@ -187,15 +193,20 @@ class Answer:
         reasoning, choice.new_reasoning = choice.new_reasoning, ""
         if reasoning:
             found["reasoning_content"] = reasoning
-        num_before = choice.num_calls
-        calls, choice.new_calls = choice.new_calls, []
-        choice.num_calls += len(calls)
+        calls: list[dict[str, Any]] = []
+        for call in choice.new_calls:
+            choice.num_calls += "id" in call
+            if is_delta:
+                calls.append({"index": choice.num_calls - 1, **call})
+            elif "id" in call:
+                calls.append(call)
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        choice.new_calls = []
         if text or not (reasoning or self._has_tools):
             found["content"] = text
         elif not is_delta:
             found["content"] = None if calls else ""
-        if calls and is_delta:
-            calls = [{"index": num_before + i, **call} for i, call in enumerate(calls)]
         return found | ({"tool_calls": calls} if calls else {})
 
     def _log_probs(self, choice: Choice) -> dict[str, Any] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from smartspec_gateway.openai.schema import Body, Generation, Int32, few
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
@@ -68,10 +69,40 @@ class Message(Body):
         return found
 
 
-class TextFormat(Body):
-    """The only response format."""
+class JsonSchema(Body):
+    """strict: no effect, because the text always follows the schema."""
 
-    type: Literal["text"]
+    name: str = Field(pattern=r"^[\w-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] = Field({"type": "object"}, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError("an object with json_schema exactly if its type is json_schema")
+        return self
+
+    @property
+    def schema_object(self) -> dict[str, Any] | None:
+        """The schema of the text; None if the text is free."""
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class IgnoredInChats(Body):
@@ -97,7 +128,10 @@ class ChatRequest(Generation, IgnoredInChats):
         None, description="variables for the chat template"
     )
     add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
-    response_format: TextFormat | None = Field(None, description="text")
+    response_format: ResponseFormat | None = Field(
+        None,
+        description="text, json_object or json_schema: the text follows the schema, on one line",
+    )
     logprobs: bool = Field(False, description="return the log-probability of each token")
     top_logprobs: int | None = Field(
         None,
@@ -108,8 +142,10 @@ class ChatRequest(Generation, IgnoredInChats):
     tools: Annotated[list[Tool], few(MAX_TOOLS)] | None = Field(
         None, description="functions that the model may call"
     )
-    tool_choice: Literal["auto", "none"] | None = Field(
-        None, description="none: give the model no tools. Default: auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+        None,
+        description="none: give the model no tools. required: the text is a call, or several. A "
+        "function: the text is a call of it. Default: auto",
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
 
@@ -122,8 +158,27 @@ class ChatRequest(Generation, IgnoredInChats):
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
+    def must_call(self) -> bool:
+        """Whether the text can be nothing but tool calls."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """Those that the text may call."""
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.usable_tools if tool.function.name == name]
+        return self.usable_tools
+
+    @property
+    def guides(self) -> dict[str, tuple[str, str]]:
+        schema = self.response_format and self.response_format.schema_object
+        own = {} if schema is None else {"response_format": ("json_schema", json.dumps(schema))}
+        return super().guides | own
+
+    @property
     def tool_names(self) -> list[str]:
-        return [tool.function.name for tool in self.usable_tools]
+        return [tool.function.name for tool in self.callable_tools]
 
     @property
     def token_limit(self) -> int | None:

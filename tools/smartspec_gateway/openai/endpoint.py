@@ -30,6 +30,7 @@ from smartspec_gateway.openai.schema import (
     Generation,
     TokenizeRequest,
 )
+from smartspec_gateway.openai.tools import call_grammar
 from smartspec_gateway.openai.validation import off_loop
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
@@ -76,6 +77,8 @@ class Endpoint:
             raise ApiError(400, f"{name}: give only one of max_tokens and {name}", name)
         if asked.top_logprobs is not None and not asked.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs", "top_logprobs")
+        if asked.must_call and not asked.callable_tools:
+            raise ApiError(400, "tool_choice: must be a function of tools", "tool_choice")
         return await self._answer(request, asked, self._of_chat)
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
@@ -113,7 +116,7 @@ class Endpoint:
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
         choices, answer = await off_loop(len(await request.body()), work, asked)
-        pieces = pieces_of(self.model, choices)
+        pieces = pieces_of(self.model, choices, next(iter(asked.guides), "tools"))
         if not asked.stream:
             return await until_gone(request.receive, _whole(answer, pieces))
         # Errors up to the first piece have a status. Later ones are events.
@@ -192,6 +195,17 @@ class Endpoint:
     def _shared(self, asked: Generation) -> Fields:
         """The fields that are the same for all choices."""
         shared = asked.tensors()
+        guides = asked.guides
+        if isinstance(asked, ChatRequest) and asked.must_call:
+            is_hermes = self.prompts.writes_hermes
+            grammar = call_grammar(asked.callable_tools, is_hermes, asked.parallel_tool_calls)
+            guides["tools"] = "ebnf_grammar", grammar
+        if len(guides) > 1:
+            first, second, *_ = guides
+            raise ApiError(400, f"{second}: not together with {first}", second)
+        for kind, guide in guides.values():
+            shared["guided_decoding_guide_type"] = kind
+            shared["guided_decoding_guide"] = guide
         has_echo = isinstance(asked, CompletionRequest) and asked.echo
         if words := asked.stop_words:
             shared["stop_words"] = words

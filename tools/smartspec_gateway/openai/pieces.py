@@ -19,13 +19,18 @@ MAX_PENDING = 64
 MAX_AT_ONCE = 16
 """Choices of one request that are generated at once. The others wait here."""
 
+GUIDE = "guided_decoding_guide"
+
 END_S = 1.0
 """Time for the streams to end after their last pieces."""
 
 
-async def pieces_of(model: Model, choices: Sequence[Fields]) -> AsyncIterator[tuple[int, Piece]]:
+async def pieces_of(
+    model: Model, choices: Sequence[Fields], guide_field: str = ""
+) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of all choices as they arrive, with the number of the choice.
 
+    guide_field: the field of the client's request that has the grammar, for errors.
     Closing the iterator cancels all requests. Raises ApiError.
     """
     queue: asyncio.Queue[tuple[int, Piece | ApiError]] = asyncio.Queue(MAX_PENDING)
@@ -39,6 +44,9 @@ async def pieces_of(model: Model, choices: Sequence[Fields]) -> AsyncIterator[tu
                         raise ApiError(503, "the server ended the request: send it again later")
                     await queue.put((number, piece))
         except ApiError as error:
+            if error.param == GUIDE:
+                message = error.message.replace(GUIDE, guide_field, 1)
+                error = ApiError(error.status, message, guide_field)
             await queue.put((number, error))
         except Exception:
             logger.exception("A choice could not be generated.")

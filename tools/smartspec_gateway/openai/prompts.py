@@ -74,7 +74,7 @@ class Prompts:
         if template is None:
             raise ApiError(400, NO_TEMPLATE, "messages")
         if tools and "tools" not in template:
-            raise ApiError(400, "tools: the chat template of this model has no tools", "tools")
+            messages, tools = _with_tools(messages, tools), ()
         has_developer = "developer" in template
         try:
             found: Any = render_jinja_template(
@@ -92,6 +92,12 @@ class Prompts:
         if begin and self._begin_tokens and prompt.startswith(begin):
             prompt = prompt[len(begin) :]  # the tokenizer adds it
         return prompt
+
+    @property
+    def writes_hermes(self) -> bool:
+        """Whether tool calls have the format of Hermes, and not that of Llama 3."""
+        template = self._templates.get("tool_use") or self._templates.get("default", "")
+        return "tools" not in template or "<tool_call>" in template
 
     def _cut(self, value: Any) -> Any:
         """The value, with CUT after the first character of each special token's name in it."""
@@ -159,6 +165,27 @@ class Prompts:
                 param,
             )
         return word
+
+
+TOOLS_TEXT = """You can call these functions:
+
+{tools}
+
+To call one, answer with its name and its arguments:
+<tool_call>
+{{"name": "name of the function", "arguments": {{...}}}}
+</tool_call>"""
+"""What a model is told whose chat template has no place for tools."""
+
+
+def _with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The messages, with the tools before the content of the first one. Some templates have no
+    system message."""
+    text = TOOLS_TEXT.format(tools="\n".join(json.dumps(tool["function"]) for tool in tools))
+    first, *others = messages
+    return [{**first, "content": f"{text}\n\n{first.get('content') or ''}"}, *others]
 
 
 def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ costs no more than a right one.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
@@ -60,6 +61,10 @@ TokenLists = Annotated[list[TokenIds], few(MAX_CHOICES)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
 def tensor(name: str, default: Any = None, **rules: Any) -> Any:
     """A field that becomes the tensor of this name, and has its meaning."""
     return Field(default, description=TENSORS[name].meaning, **rules)
@@ -76,9 +81,10 @@ class Body(BaseModel):
         if not isinstance(body, dict):
             return body
         given = {name: value for name, value in body.items() if value is not None}
-        unknown = next((name for name in given if name not in cls.model_fields), None)
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = next((name for name in given if name not in known), None)
         if unknown is not None and cls.model_config["extra"] == "forbid":
-            found = {"name": unknown, "known": list(cls.model_fields)}
+            found = {"name": unknown, "known": known}
             raise PydanticCustomError("unknown", "unknown field", found)
         return given
 
@@ -152,6 +158,15 @@ class Generation(Sampling):
         "adds counts of tokens, steps and drafts so far to each chunk",
     )
 
+    guided_json: dict[str, Any] | str | None = Field(
+        None, description="a JSON schema that the text follows, on one line"
+    )
+    guided_regex: str | None = Field(None, description="a regular expression of the whole text")
+    guided_choice: Annotated[list[str], few(MAX_CHOICES)] | None = Field(
+        None, description="the text is one of these"
+    )
+    guided_grammar: str | None = Field(None, description="a grammar of the text: Lark or GBNF")
+
     @property
     def streams_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
@@ -160,6 +175,18 @@ class Generation(Sampling):
     def num_top_log_probs(self) -> int | None:
         """Most probable tokens to return at each position; None without log-probabilities."""
         return None
+
+    @property
+    def guides(self) -> dict[str, tuple[str, str]]:
+        """Type and text of each grammar, by the name of its field."""
+        schema, choice = self.guided_json, self.guided_choice
+        found = {
+            "guided_json": ("json_schema", schema if isinstance(schema, str) else _json(schema)),
+            "guided_regex": ("regex", self.guided_regex),
+            "guided_choice": ("choice", _json(choice)),
+            "guided_grammar": ("ebnf_grammar", self.guided_grammar),
+        }
+        return {name: (kind, text) for name, (kind, text) in found.items() if text is not None}
 
     @property
     def tool_names(self) -> list[str]:

@@ -9,12 +9,19 @@ a given tool is content, so nothing is lost.
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from smartspec_gateway.openai.chat_schema import Tool
+from smartspec_py.defaults import JSON_STYLE
+
 BEGIN, END = "<tool_call>", "</tool_call>"
+HEADER = re.compile(r'\{"name": "([^"]+)", "(?:arguments|parameters)": ')
+"""What a call of `call_grammar` begins with."""
+
 PYTHON_TAG = "<|python_tag|>"
 SPACE = " \t\r\n"
 _DECODER = json.JSONDecoder()
@@ -22,7 +29,8 @@ _DECODER = json.JSONDecoder()
 
 @dataclass
 class Found:
-    """content: text outside of calls. calls: complete ones, in OpenAI's format, without index."""
+    """content: text outside of calls. calls: in OpenAI's format, without index. One without `id`
+    continues the arguments of the call before it."""
 
     content: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -120,8 +128,74 @@ class ToolParser:
         name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
-        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+        return _new_call(name, json.dumps(arguments, ensure_ascii=False))
+
+
+class ForcedCallParser:
+    """Splits a text of `call_grammar` into calls. Arguments are passed on as they arrive, so that a
+    text that was cut is a call that was cut."""
+
+    def __init__(self) -> None:
+        self._left = ""
+        self._depth = 0  # of brackets in the arguments; 0 outside of them
+        self._is_quoted = self._is_escaped = False
+
+    def feed(self, text: str) -> Found:
+        self._left += text
+        found = Found()
+        while self._left:
+            if not self._depth:
+                header = HEADER.search(self._left)
+                if header is None or header.end() == len(self._left):
+                    break
+                found.calls.append(_new_call(header[1], ""))
+                self._left = self._left[header.end() :]
+            size = self._num_arguments()
+            found.calls.append({"function": {"arguments": self._left[:size]}})
+            self._left = self._left[size:]
+        return found
+
+    def finish(self) -> Found:
+        """Nothing: what is left is not a part of arguments."""
+        return Found()
+
+    def _num_arguments(self) -> int:
+        """Number of leading characters that belong to the arguments."""
+        for index, letter in enumerate(self._left):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_quoted:
+                self._is_escaped, self._is_quoted = letter == "\\", letter != '"'
+            elif letter == '"':
+                self._is_quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return index + 1
+        return len(self._left)
+
+
+def call_grammar(tools: Sequence[Tool], is_hermes: bool, may_repeat: bool) -> str:
+    """A Lark grammar of one call of these tools, or of several. is_hermes: otherwise Llama 3."""
+    begin, end = (f"{BEGIN}\n", f"}}\n{END}") if is_hermes else ("", "}")
+    key, separator = ("arguments", "\n") if is_hermes else ("parameters", "; ")
+    rules = []
+    for number, tool in enumerate(tools):
+        given = tool.function.parameters or {}
+        schema = {**given, "type": "object", "x-guidance": JSON_STYLE}
+        head = f'{begin}{{"name": "{tool.function.name}", "{key}": '
+        rules.append(f"call{number}: {json.dumps(head)} arguments{number} {json.dumps(end)}")
+        rules.append(f"arguments{number}: %json {json.dumps(schema)}")
+    names = " | ".join(f"call{number}" for number in range(len(tools)))
+    more = f" ({json.dumps(separator)} call)*" if may_repeat else ""
+    return "\n".join([f"start: call{more}", f"call: {names}", *rules])
+
+
+def _new_call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 
 def _read(text: str) -> Any:

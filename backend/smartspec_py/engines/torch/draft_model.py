@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
     SHORT_LAG,
@@ -104,7 +104,9 @@ class DraftModelProposer(CachedModel[DraftSequence]):
     def capabilities(self) -> ProposerCapabilities:
         return self._capabilities
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
         return self._capabilities.max_draft_len
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:

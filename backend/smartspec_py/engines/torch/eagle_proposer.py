@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import Draft, DraftTask
 from smartspec_py.engines.torch.draft_model import Drafting, DraftModelProposer, DraftSequence
 from smartspec_py.engines.torch.eagle import HeadInput
@@ -74,7 +74,9 @@ class EagleProposer(DraftModelProposer):
         self._capabilities = replace(self._capabilities, reads_hidden=True)
         self._states: dict[SequenceId, _States] = {}
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
         return self._capabilities.max_draft_len if self._num_states(sequence) else 0
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:

@@ -116,7 +116,9 @@ class HeadsProposer:
     def capabilities(self) -> ProposerCapabilities:
         return self._capabilities
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
         return self._capabilities.max_draft_len if sequence in self._sequences else 0
 
     @torch.inference_mode()

@@ -2,6 +2,8 @@
 
 A row of float32 logits at an absolute position is shaped in this order:
 
+0. Tokens that the request's grammar forbids get -inf, before everything else. End tokens are
+   allowed where the text may end.
 1. `logit_bias` is added.
 2. Banned tokens get -inf. The last token of a word in `bad_words` is banned if the tokens before it
    end with the rest of the word (so a word of one token always). All end tokens are banned while
@@ -13,7 +15,9 @@ A row of float32 logits at an absolute position is shaped in this order:
 
 Drafts before the position count as generated tokens. So the target verifies a draft as if the
 drafts before it were already part of the text. If steps 1 and 2 leave no token in a row, the row
-draws the most probable token of its unprocessed logits. The request continues without an error.
+draws the most probable token after step 0. The request continues without an error. So `min_tokens`
+and `bad_words` have no effect where the grammar leaves no other token. If the grammar has failed,
+the row becomes NaN. A row after drafts that the grammar forbids is not used, and stays as it is.
 
 Temperature and truncation follow in `truncation.py`.
 
@@ -62,6 +66,10 @@ class TokenHistory:
             self._counts[slot] += len(self._tokens) >= self.num_prompt
             self._tokens.append(token)
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
     def tail(self, num_tokens: int) -> tuple[int, ...]:
         """The last num_tokens tokens, or all if there are fewer."""
         return tuple(self._tokens[-num_tokens:]) if num_tokens > 0 else ()
@@ -99,6 +107,7 @@ def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Ten
         return logits
     index = torch.tensor([one.row for one in shapings], device=logits.device)
     rows = logits[index]
+    _exclude(rows, shapings)
     best = rows.argmax(-1, keepdim=True)
     _add_biases(rows, shapings)
     _penalise(rows, shapings)
@@ -106,6 +115,24 @@ def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Ten
     is_dead = rows.amax(-1, keepdim=True) == -torch.inf
     rows.scatter_(-1, best, rows.gather(-1, best).masked_fill_(is_dead, 0.0))
     return logits.index_copy(0, index, rows)
+
+
+def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
+    """Set the logits of tokens that grammars forbid to -inf, and rows of failed grammars to NaN."""
+    masks: list[tuple[int, npt.NDArray[np.bool_]]] = []
+    for row, one in enumerate(shapings):
+        grammar = one.sampling.grammar
+        if grammar is None:
+            continue
+        mask = grammar.allowed(one.history.tokens, one.drafts, one.sampling.end_tokens)
+        if mask is not None:
+            masks.append((row, mask[: rows.shape[-1]]))
+        elif grammar.error:
+            rows[row] = torch.nan
+    if masks:
+        index = torch.tensor([row for row, _ in masks], device=rows.device)
+        forbidden = torch.from_numpy(~np.stack([mask for _, mask in masks])).to(rows.device)
+        rows[index] = rows[index].masked_fill_(forbidden, -torch.inf)
 
 
 def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:

@@ -131,7 +131,10 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     tokens = shaped.argmax(-1)
     for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
         tokens[_index(group, logits)] = _drawn(shaped, group)
-    tokens.masked_fill_(~logits.amax(-1).isfinite(), NO_TOKEN)
+    is_bad = ~logits.amax(-1).isfinite()
+    if shaped is not logits:
+        is_bad |= shaped.amax(-1).isnan()  # of a failed grammar
+    tokens.masked_fill_(is_bad, NO_TOKEN)
     results, drawn_tokens = [], tokens.tolist()
     for request, first in pairs:
         drawn = drawn_tokens[first : first + len(request.drafts) + 1]
@@ -158,6 +161,8 @@ def guess_tokens(
     ]
     shaped = shape_logits(logits, shapings)
     tokens = best_tokens(shaped, width)
+    if width > 1:
+        tokens.masked_fill_(shaped.gather(-1, tokens) == -torch.inf, NO_TOKEN)
     probs: list[torch.Tensor | None] = [None] * len(requests)
     draws = [
         _Draw(row, one.sampling, one.position)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.config import LimitsConfig, TrtllmEngineConfig
-from smartspec_py.defaults import DRAFT_MODEL, ConfigError
+from smartspec_py.defaults import DRAFT_MODEL, GUIDE_FIELDS, ConfigError
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.model_files import (
@@ -37,9 +37,10 @@ from smartspec_py.engines.trtllm.target import TrtllmTarget
 
 logger = logging.getLogger(__name__)
 
-UNSUPPORTED = frozenset({"min_p", "return_prompt_log_probs"})
+UNSUPPORTED = GUIDE_FIELDS | {"min_p", "return_prompt_log_probs"}
 """Fields that no engine supports. An engine for external drafts ignores min_p, in all requests
-(`ExternalDraftTokensLayer`). The logits of prompts are never requested."""
+(`ExternalDraftTokensLayer`), and its guided decoding does not work with them. The logits of prompts
+are never requested."""
 
 SCORES = frozenset({"return_log_probs", "return_token_log_probs"})
 """Fields that need the logits of generated tokens."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.trtllm.requests import Bindings, ExecutorModel, cache_salt
 
@@ -48,7 +48,9 @@ class TrtllmDraftProposer(ExecutorModel):
         self._num_cached: dict[SequenceId, int] = {}
         self._has_failed = False
 
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
         room = self._max_context_len - len(tokens)
         return max(0, min(self.capabilities.max_draft_len, room))
 

@@ -1,0 +1,217 @@
+"""Grammars that restrict the text of a request, and the tokens that a grammar forces.
+
+The library llguidance computes which tokens a grammar allows at a position. The target and the
+draft model exclude all others before they apply anything else to the logits, so the text is the
+same with and without drafts, and drafts never leave the grammar.
+
+Each request has one `GrammarState`, which follows its text. All its users run in the loop's thread.
+An error of the library, such as a limit that is reached, is final for the state: `error` says why,
+and the target then fails this request alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from smartspec_py.core.types import GuideType, SamplingParams, SequenceId
+from smartspec_py.defaults import JSON_STYLE
+from smartspec_py.engines.base import Draft, DraftTask, ProposerCapabilities
+
+MAX_COMPILED = 64
+"""Compiled grammars that are kept, because clients often send the same one."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=50_000,
+    step_max_items=20_000,
+    max_lexer_states=20_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+"""Lower than the library's, because a client chooses the grammar: a mask takes at most about 5 ms
+and a state 40 MB."""
+
+ANY_JSON = '{"type": ["object", "array"]}'
+
+FORCED = "forced"
+"""The only cohort of forced tokens."""
+
+INITIAL_RATE = 0.9
+"""Acceptance rate of forced tokens before any were seen. The model may write the same text with
+other tokens, so they are not always accepted."""
+
+
+class GrammarError(ValueError):
+    """The grammar cannot be used. The message says why."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. May be used by several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
+        """vocab_size: width of the logits. end_tokens: the model's own, at least one."""
+        self._tokenizer = LLTokenizer(
+            tokenizer.to_str(),
+            n_vocab=vocab_size,
+            eos_token=list(end_tokens),
+            slices=LLTokenizer.json_slices(),
+        )
+        self._end_tokens = list(end_tokens)
+        self._compiled: OrderedDict[tuple[GuideType, str], LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def start(self, kind: GuideType, guide: str, num_prompt: int) -> GrammarState:
+        """The state of a new request with this grammar. Raises GrammarError."""
+        key = kind, guide
+        with self._lock:
+            found = self._compiled.get(key) or self._compile(kind, guide)
+            self._compiled[key] = found
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return GrammarState(found.deep_copy(), self._end_tokens, num_prompt)
+
+    def _compile(self, kind: GuideType, guide: str) -> LLMatcher:
+        try:
+            text = _grammar_text(kind, guide)
+        except Exception as error:  # the library's parsers raise plain exceptions
+            raise GrammarError(str(error)) from error
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error().partition("\n<")[0])
+        return matcher
+
+
+def _grammar_text(kind: GuideType, guide: str) -> str:
+    """The grammar in llguidance's own format."""
+    if kind is GuideType.REGEX:
+        return LLMatcher.grammar_from_regex(guide)
+    if kind is GuideType.EBNF_GRAMMAR:
+        return LLMatcher.grammar_from_lark(any_to_lark(guide))
+    if kind is GuideType.CHOICE:
+        texts = json.loads(guide)
+        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+            raise GrammarError("a JSON list of texts, at least one, is needed")
+        choices = [json.dumps(text, ensure_ascii=False) for text in texts]
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+    schema = ANY_JSON if kind is GuideType.JSON else guide
+    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
+
+
+class GrammarState:
+    """Follows one text. Callers pass all tokens of the sequence, prompt included. In later calls
+    they may only have grown."""
+
+    def __init__(self, matcher: LLMatcher, end_tokens: Sequence[int], num_prompt: int) -> None:
+        """num_prompt: leading tokens that the grammar does not cover."""
+        self._matcher = matcher
+        self._end_tokens = end_tokens
+        self._num_read = num_prompt
+        self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
+        self._forced: tuple[int, ...] | None = None
+
+    @property
+    def error(self) -> str:
+        """Why the state cannot be used any more; empty if it can."""
+        return self._matcher.get_error()
+
+    def allowed(
+        self, tokens: Sequence[int], drafts: tuple[int, ...], end_tokens: Sequence[int]
+    ) -> NDArray[np.bool_] | None:
+        """Which tokens may follow the tokens and these drafts, [vocab_size]. None if the drafts
+        themselves are not allowed, or if there is an error.
+
+        end_tokens: of the request. They are allowed where the text may end, and nowhere else.
+        """
+        self._read(tokens)
+        if drafts not in self._masks:
+            self._masks[drafts] = self._mask(drafts, end_tokens)
+        return self._masks[drafts]
+
+    def num_allowed(self, tokens: Sequence[int], drafts: Sequence[int]) -> int:
+        """Number of leading drafts that may follow the tokens."""
+        self._read(tokens)
+        return self._matcher.validate_tokens(list(drafts))
+
+    def forced(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of the text that must follow, if there is only one."""
+        self._read(tokens)
+        if self._forced is None:
+            self._forced = tuple(self._matcher.compute_ff_tokens())
+        return self._forced
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        new = tokens[self._num_read :]
+        if new:
+            self._matcher.consume_tokens(list(new))
+            self._num_read = len(tokens)
+            self._masks.clear()
+            self._forced = None
+
+    def _mask(self, drafts: tuple[int, ...], end_tokens: Sequence[int]) -> NDArray[np.bool_] | None:
+        matcher = self._matcher
+        num_read = matcher.try_consume_tokens(list(drafts)) if drafts else 0
+        mask = None
+        if num_read == len(drafts):
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            mask = np.unpackbits(bits, bitorder="little").view(np.bool_)
+            may_end = bool(mask[self._end_tokens].any())
+            mask[self._end_tokens] = False
+            mask[list(end_tokens)] = may_end
+        if num_read:
+            matcher.rollback(num_read)
+        return None if matcher.is_error() else mask
+
+
+class GrammarProposer:
+    """Drafts the tokens that a grammar forces, as a `Proposer`. It runs no model. They are verified
+    like other drafts, because a model may write a forced text with other tokens."""
+
+    def __init__(self, max_draft_len: int) -> None:
+        self.capabilities = ProposerCapabilities(
+            max_draft_len, has_passes=False, cohorts={FORCED: INITIAL_RATE}
+        )
+
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
+        if sampling.grammar is None:
+            return 0
+        return min(len(sampling.grammar.forced(tokens)), self.capabilities.max_draft_len)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return [
+            Draft(task.sampling.grammar.forced(task.tokens)[: task.draft_len]) for task in tasks
+        ]
+
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+        """Does nothing: accepted tokens arrive as known tokens in the next call."""
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """Unknown: always (0, 0)."""
+        return 0, 0
+
+    def cohort(self, sequence: SequenceId) -> str:
+        return FORCED
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """Always 0: there is no model."""
+        return 0
+
+    def release(self, sequence: SequenceId) -> None:
+        """Does nothing: the state belongs to the request."""
+
+    def close(self) -> None:
+        """Does nothing."""

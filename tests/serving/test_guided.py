@@ -1,0 +1,224 @@
+"""Texts with a grammar: valid at every end, and the same with every policy and proposer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import ServerConfig
+from smartspec_py.core.types import FinishReason, GuideType, Verification
+from smartspec_py.engines.grammar import GrammarCompiler
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.request import InvalidField
+from smartspec_py.serving.server import Server
+from smartspec_testing.local import LocalSink, generate
+
+PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "customer_name": {"type": "string", "maxLength": 12},
+        "number": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "colours": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 2},
+    },
+    "required": ["customer_name", "number", "colours"],
+    "additionalProperties": False,
+}
+GUIDES = [
+    (GuideType.JSON_SCHEMA, json.dumps(SCHEMA)),
+    (GuideType.REGEX, "(yes|no), because [a-z ]{3,20}\\."),
+    (GuideType.CHOICE, '["the first", "the second one", "grün"]'),
+    (GuideType.EBNF_GRAMMAR, 'root ::= "sum " [0-9]+ (" + " [0-9]+){1,2}'),
+]
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1},
+    {"min_tokens": 60, "bad_words": ("red", "the"), "temperature": 1.2, "top_k": 50},
+]
+REQUESTS = [
+    {"text": f"Question {n}: what is it?", "seed": n + 1, "guide_type": kind, "guide": guide, **one}
+    for n, one in enumerate(SAMPLINGS)
+    for kind, guide in GUIDES
+]
+
+
+def config_of(**limits: Any) -> ServerConfig:
+    engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
+    few = {"max_sequences": 4, "max_draft_len": 6, "max_context_len": 256, "profile_s": 0.0}
+    document = {"engine": {**engine, "num_threads": 1, "device": "cpu"}, "limits": few | limits}
+    return ServerConfig.model_validate(document)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    config = config_of()
+    found = Server(build_engine(config, PAIR), config)
+    found.start()
+    yield found
+    found.stop()
+
+
+def answers(server: Server, max_tokens: int = 120, **fields: Any) -> list[LocalSink]:
+    found = generate(
+        server, [GenerateParams(**one, max_tokens=max_tokens, **fields) for one in REQUESTS]
+    )
+    assert [sink.error for sink in found] == [None] * len(found)
+    return found
+
+
+def is_valid(guide: tuple[GuideType, str], text: str) -> bool:
+    """By means that do not use the library."""
+    if guide == GUIDES[0]:
+        value = json.loads(text)
+        assert list(value) == SCHEMA["required"]
+        assert text == json.dumps(value, ensure_ascii=False) or "\\" in text
+        return (
+            len(value["customer_name"]) <= 12
+            and 0 <= value["number"] <= 9999
+            and set(value["colours"]) <= {"red", "blue"}
+            and len(value["colours"]) <= 2
+        )
+    if guide == GUIDES[2]:
+        return text in json.loads(guide[1])
+    pattern = guide[1] if guide == GUIDES[1] else "sum [0-9]+( \\+ [0-9]+){1,2}"
+    return re.fullmatch(pattern, text) is not None
+
+
+def check_valid(sinks: list[LocalSink]) -> None:
+    for sink, request in zip(sinks, REQUESTS, strict=True):
+        if sink.finish_reason is FinishReason.STOP:
+            guide = request["guide_type"], request["guide"]
+            assert is_valid(guide, sink.text), (request, sink.text)
+    ends = [sink.finish_reason for sink in sinks]
+    assert ends.count(FinishReason.STOP) > len(ends) // 2
+
+
+def test_texts_are_valid_and_the_same_with_every_policy(server: Server) -> None:
+    expected = answers(server, policy="none")
+    check_valid(expected)
+    ways = [
+        *(("fixed:1", "draft_model"), ("fixed:6", "draft_model"), ("fixed:4", "prompt_lookup")),
+        *(("fixed:6", "grammar"), ("goodput", None)),
+    ]
+    for policy, proposer in ways:
+        found = answers(server, policy=policy, proposer=proposer)
+        assert [sink.tokens for sink in found] == [sink.tokens for sink in expected]
+        assert [sink.text for sink in found] == [sink.text for sink in expected]
+    num_accepted = sum(sink.progress.num_accepted for sink in found)
+    assert num_accepted, "no draft was accepted"
+
+
+def test_texts_by_rejection_are_valid(server: Server) -> None:
+    for proposer in ("draft_model", "prompt_lookup", "grammar"):
+        check_valid(
+            answers(
+                server, policy="fixed:4", proposer=proposer, verification=Verification.REJECTION
+            )
+        )
+
+
+def test_forced_tokens_are_drafted_without_a_pass(server: Server) -> None:
+    """The names of a schema are known."""
+    request = REQUESTS[0]
+    (alone,) = generate(server, [GenerateParams(**request, max_tokens=120, policy="none")])
+    params = GenerateParams(**request, max_tokens=120, policy="fixed:6", proposer="grammar")
+    (forced,) = generate(server, [params])
+    assert forced.tokens == alone.tokens
+    assert forced.progress.num_accepted > 10
+    assert forced.progress.num_steps + forced.progress.num_accepted >= len(alone.tokens)
+
+
+def test_a_preempted_text_continues_its_grammar(server: Server) -> None:
+    expected = answers(server, policy="none")
+    config = config_of(max_cache_tokens=260)
+    tight = Server(build_engine(config, PAIR), config)
+    tight.start()
+    found = answers(tight, policy="goodput")
+    num_preemptions = tight.loop.scheduler.num_preemptions
+    tight.stop()
+    assert num_preemptions
+    assert [sink.tokens for sink in found] == [sink.tokens for sink in expected]
+
+
+def test_a_text_that_is_cut_says_so(server: Server) -> None:
+    (cut,) = generate(server, [GenerateParams(**REQUESTS[0], max_tokens=2, policy="fixed:3")])
+    assert cut.finish_reason is FinishReason.LENGTH
+    assert cut.num_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "part"),
+    [
+        ({"guide": '{"type": "strin"}'}, "guided_decoding_guide", "Invalid type: strin"),
+        ({"guide": "{"}, "guided_decoding_guide", "a grammar that works"),
+        ({"guide": ""}, "guided_decoding_guide", "given if"),
+        ({"guide_type": None}, "guided_decoding_guide", "left out without"),
+        ({"guide_type": GuideType.JSON}, "guided_decoding_guide", "left out if"),
+        ({"guide_type": GuideType.REGEX, "guide": "(a"}, "guided_decoding_guide", "unclosed group"),
+        ({"guide_type": GuideType.CHOICE, "guide": "[]"}, "guided_decoding_guide", "list of texts"),
+        ({"guide": json.dumps({"$ref": "http://x.org/"})}, "guided_decoding_guide", "not fetch"),
+        ({"ignore_eos": True}, "ignore_eos", "left out with"),
+        ({"end_id": -1}, "end_id", "left out with"),
+        ({"guide_type": None, "guide": "", "proposer": "grammar"}, "proposer", "draft_model or"),
+    ],
+)
+def test_a_wrong_grammar_is_refused(
+    server: Server, changed: dict[str, Any], field: str, part: str
+) -> None:
+    given = {"text": "x", "max_tokens": 9, "guide_type": GuideType.JSON_SCHEMA, "guide": "{}"}
+    with pytest.raises(InvalidField) as caught:
+        server.intake.receive(GenerateParams(**given | changed), LocalSink())
+    assert str(caught.value).startswith(f"{field}: got ")
+    assert part in str(caught.value)
+
+
+HOSTILE = [
+    (GuideType.REGEX, "(a{1,500}b{1,500}){1,500}"),
+    (GuideType.REGEX, "(a|b|ab)*c" * 200),
+    (GuideType.JSON_SCHEMA, json.dumps({"enum": [f"{n}" * 20 for n in range(2000)]})),
+    (GuideType.JSON_SCHEMA, json.dumps({"type": "array", "minItems": 100_000})),
+    (GuideType.JSON_SCHEMA, '{"items": ' * 500 + "{}" + "}" * 500),
+    (GuideType.EBNF_GRAMMAR, "start: a a a a a\na: b b b b b b\nb: a | b |"),
+    (GuideType.EBNF_GRAMMAR, "root ::= root"),
+    (GuideType.JSON_SCHEMA, json.dumps({"pattern": "(?=a)b", "type": "string"})),
+]
+
+
+def test_hostile_grammars_harm_nobody(server: Server) -> None:
+    """Each is refused or served. Errors go to their sinks, because grammars compile in another
+    thread."""
+    other = GenerateParams("Hello", 100, ignore_eos=True, seed=3)
+    (expected,) = generate(server, [other])
+    hostile = [
+        GenerateParams("x", 20, guide_type=kind, guide=guide, temperature=1.0)
+        for kind, guide in HOSTILE
+    ]
+    *found, same = generate(server, [*hostile, other])
+    assert same.tokens == expected.tokens
+    for sink in found:
+        assert sink.finish_reason or "guided_decoding_guide: " in str(sink.error), sink.error
+
+
+def test_compiled_grammars_are_kept_and_bounded() -> None:
+    engine = build_engine(config_of(), PAIR)
+    vocab_size = engine.target.capabilities.vocab_size
+    compiler = GrammarCompiler(engine.tokenizer, vocab_size, engine.end_tokens)
+    for number in range(200):
+        compiler.start(GuideType.REGEX, f"a{{{number + 1}}}", 0)
+    assert len(compiler._compiled) == 64
+    first, second = (compiler.start(GuideType.CHOICE, '["ab", "cd"]', 1) for _ in range(2))
+    ends = engine.end_tokens
+    tokens = engine.tokenizer.encode("ab", add_special_tokens=False).ids
+    allowed = first.allowed([7, *tokens], (), ends)
+    assert allowed is not None
+    assert allowed.nonzero()[0].tolist() == sorted(ends)
+    other = second.allowed([7], (), ends)
+    assert other is not None
+    assert other.sum() > len(ends), "the copies share their state"
