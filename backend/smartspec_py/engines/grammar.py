@@ -88,7 +88,7 @@ class GrammarCompiler:
             raise GrammarError(str(error)) from error
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise GrammarError(matcher.get_error().partition("\n<")[0])
+            raise GrammarError(" ".join(matcher.get_error().split()))
         return matcher
 
 
