@@ -17,10 +17,11 @@ from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.answers import Answer, Choice, events
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.model import Fields, Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.reasoning import ends_in_reasoning
+from smartspec_gateway.openai.reasoning import END, ends_in_reasoning
 from smartspec_gateway.openai.responses import ResponseWriter, chat_of, named_for_responses
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import (
@@ -77,9 +78,12 @@ class Endpoint:
             raise ApiError(400, f"{name}: give only one of max_tokens and {name}", name)
         if asked.top_logprobs is not None and not asked.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs", "top_logprobs")
+        self._check_chat(asked)
+        return await self._answer(request, asked, self._of_chat)
+
+    def _check_chat(self, asked: ChatRequest) -> None:
         if asked.must_call and not asked.callable_tools:
             raise ApiError(400, "tool_choice: must be a function of tools", "tool_choice")
-        return await self._answer(request, asked, self._of_chat)
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
         return await self._answer(request, asked, self._of_completion)
@@ -88,8 +92,8 @@ class Endpoint:
         self.check_model(asked.model)
         size = len(await request.body())
         with named_for_responses():
-            choices, writer = await off_loop(size, self._of_response, asked)
-            pieces = pieces_of(self.model, choices)
+            choices, writer, guide_field = await off_loop(size, self._of_response, asked)
+            pieces = pieces_of(self.model, choices, guide_field)
             if not asked.stream:
                 return JSONResponse(await until_gone(request.receive, writer.whole(pieces)))
             first = await until_gone(request.receive, anext(pieces))
@@ -116,7 +120,7 @@ class Endpoint:
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
         choices, answer = await off_loop(len(await request.body()), work, asked)
-        pieces = pieces_of(self.model, choices, next(iter(asked.guides), "tools"))
+        pieces = pieces_of(self.model, choices, asked.guide_field)
         if not asked.stream:
             return await until_gone(request.receive, _whole(answer, pieces))
         # Errors up to the first piece have a status. Later ones are events.
@@ -128,22 +132,23 @@ class Endpoint:
 
     def _of_chat(self, asked: ChatRequest) -> tuple[list[Fields], Answer]:
         tokens, is_in_reasoning = self._chat_prompt(asked)
-        choices = self._choices(asked, "messages", [tokens])
+        choices = self._choices(asked, "messages", [tokens], is_in_reasoning)
         answer = Answer(
             asked, self.settings.name, [len(tokens)], (), self.prompts.token_bytes, is_in_reasoning
         )
         return choices, answer
 
-    def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], ResponseWriter]:
+    def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], ResponseWriter, str]:
         chat = chat_of(asked)
+        self._check_chat(chat)
         tokens, is_in_reasoning = self._chat_prompt(chat)
-        choices = self._choices(chat, "messages", [tokens])
+        choices = self._choices(chat, "messages", [tokens], is_in_reasoning)
         choice = Choice.of(chat, is_in_reasoning)
         writer = ResponseWriter(asked, self.settings.name, len(tokens), choice, self.prompts.encode)
-        return choices, writer
+        return choices, writer, chat.guide_field
 
     def _chat_prompt(self, asked: ChatRequest) -> tuple[list[int], bool | None]:
-        """The tokens, and whether they end in a reasoning block; None if the model has none."""
+        """The tokens, and whether they end in a reasoning block; None if the answer has none."""
         text = self.prompts.of_chat(
             [message.for_template() for message in asked.messages],
             asked.chat_template_kwargs or {},
@@ -151,7 +156,8 @@ class Endpoint:
             [tool.model_dump(exclude_none=True) for tool in asked.usable_tools],
         )
         self._check_bytes("messages", text)
-        begins = ends_in_reasoning(text) if self.prompts.has_reasoning else None
+        may_reason = self.prompts.has_reasoning and not text.rstrip().endswith(END)
+        begins = ends_in_reasoning(text) if may_reason else None
         return self.prompts.encode_chat(text), begins
 
     def _of_completion(self, asked: CompletionRequest) -> tuple[list[Fields], Answer]:
@@ -170,14 +176,21 @@ class Endpoint:
         answer = Answer(asked, self.settings.name, sizes, echoes, self.prompts.token_bytes)
         return choices, answer
 
-    def _choices(self, asked: Generation, field: str, prompts: Sequence[list[int]]) -> list[Fields]:
-        """The fields of each choice. field: the one with the prompts."""
+    def _choices(
+        self,
+        asked: Generation,
+        field: str,
+        prompts: Sequence[list[int]],
+        is_in_reasoning: bool | None = None,
+    ) -> list[Fields]:
+        """The fields of each choice. field: the one with the prompts. is_in_reasoning: see
+        `_chat_prompt`."""
         if not prompts or not all(prompts):
             raise ApiError(400, f"{field}: must have at least one token", field)
         if len(prompts) * asked.n > MAX_CHOICES:
             message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
             raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
-        shared = self._shared(asked)
+        shared = {**self._shared(asked), **self._guide(asked, is_in_reasoning)}
         choices: list[Fields] = []
         for prompt in prompts:
             own = {
@@ -195,17 +208,6 @@ class Endpoint:
     def _shared(self, asked: Generation) -> Fields:
         """The fields that are the same for all choices."""
         shared = asked.tensors()
-        guides = asked.guides
-        if isinstance(asked, ChatRequest) and asked.must_call:
-            is_hermes = self.prompts.writes_hermes
-            grammar = call_grammar(asked.callable_tools, is_hermes, asked.parallel_tool_calls)
-            guides["tools"] = "ebnf_grammar", grammar
-        if len(guides) > 1:
-            first, second, *_ = guides
-            raise ApiError(400, f"{second}: not together with {first}", second)
-        for kind, guide in guides.values():
-            shared["guided_decoding_guide_type"] = kind
-            shared["guided_decoding_guide"] = guide
         has_echo = isinstance(asked, CompletionRequest) and asked.echo
         if words := asked.stop_words:
             shared["stop_words"] = words
@@ -222,6 +224,22 @@ class Endpoint:
         if asked.token_limit == 0 and not has_echo:
             raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
         return shared
+
+    def _guide(self, asked: Generation, is_in_reasoning: bool | None) -> Fields:
+        """The fields of the grammar, if there is one."""
+        guides = asked.guides
+        if isinstance(asked, ChatRequest) and asked.must_call:
+            is_hermes = self.prompts.writes_hermes
+            grammar = call_grammar(asked.callable_tools, is_hermes, asked.parallel_tool_calls)
+            guides["tools"] = "ebnf_grammar", grammar
+        if len(guides) > 1:
+            first, second, *_ = guides
+            raise ApiError(400, f"{second}: not together with {first}", second)
+        for field, (kind, guide) in guides.items():
+            if is_in_reasoning is not None:
+                kind, guide = behind_reasoning(kind, guide, field, is_in_reasoning)
+            return {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+        return {}
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
         """Tokens to generate after a prompt. Raises ApiError if the context is too short."""

@@ -119,6 +119,31 @@ def _renamed(error: ApiError) -> ApiError:
 
 
 @dataclass
+class OpenCall:
+    """A function call to which arguments are added. head: its fields without them."""
+
+    head: dict[str, Any]
+    index: int
+    text: str = ""
+
+    def item(self, status: str) -> dict[str, Any]:
+        return {**self.head, "status": status, "arguments": self.text}
+
+    def added(self) -> Iterator[Event]:
+        yield _item_event("added", self.index, self.item("in_progress"))
+
+    def delta(self, text: str) -> Event:
+        return self._event("delta", delta=text)
+
+    def done(self) -> Iterator[Event]:
+        yield self._event("done", arguments=self.text)
+
+    def _event(self, name: str, **fields: Any) -> Event:
+        place = {"item_id": self.head["id"], "output_index": self.index}
+        return {"type": f"response.function_call_arguments.{name}", **place, **fields}
+
+
+@dataclass
 class OpenItem:
     """An item to which text is added."""
 
@@ -136,6 +161,17 @@ class OpenItem:
     def part(self, text: str) -> dict[str, Any]:
         part: dict[str, Any] = {"type": PARTS[self.kind], "text": text}
         return part | ({"annotations": [], "logprobs": []} if self.kind == "message" else {})
+
+    def added(self) -> Iterator[Event]:
+        yield _item_event("added", self.index, self.item("in_progress"))
+        yield self.event("content_part.added", part=self.part(""))
+
+    def delta(self, text: str) -> Event:
+        return self.text_event("delta", delta=text)
+
+    def done(self) -> Iterator[Event]:
+        yield self.text_event("done", text=self.text)
+        yield self.event("content_part.done", part=self.part(self.text))
 
     def event(self, name: str, **fields: Any) -> Event:
         place = {"item_id": self.id, "output_index": self.index, "content_index": 0}
@@ -162,7 +198,7 @@ class ResponseWriter:
         named = isinstance(asked.tool_choice, NamedTool) and asked.tool_choice.model_dump()
         self._num_prompt, self._num_tokens, self._num_cached = num_prompt, 0, 0
         self._output: list[dict[str, Any]] = []
-        self._open: OpenItem | None = None
+        self._open: OpenItem | OpenCall | None = None
         self._reasoning, self._metrics = "", "{}"
         self._num_events = 0
         self._response: dict[str, Any] = {
@@ -230,56 +266,49 @@ class ResponseWriter:
         reasoning, choice.new_reasoning = choice.new_reasoning, ""
         text, choice.new_text = choice.new_text, ""
         calls, choice.new_calls = choice.new_calls, []
-        choice.num_calls += len(calls)
+        choice.num_calls += sum("id" in call for call in calls)
         self._reasoning += reasoning
         if reasoning:
-            yield from self._add("reasoning", reasoning)
+            yield from self._add_text("reasoning", reasoning)
         if text or (choice.finish_reason and not (self._output or self._open or calls)):
-            yield from self._add("message", text)
+            yield from self._add_text("message", text)
         for call in calls:
-            yield from self._close("completed")
-            yield from self._call(call)
+            if "id" in call:
+                yield from self._close("completed")
+                head = {"id": _new_id("fc"), "type": "function_call", "call_id": call["id"]}
+                head["name"] = call["function"]["name"]
+                yield from self._begin(OpenCall(head, len(self._output)))
+            yield from self._add(call["function"]["arguments"])
         if choice.finish_reason:
             yield from self._close(
                 "incomplete" if choice.finish_reason == "length" else "completed"
             )
 
-    def _add(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Event]:
+    def _add_text(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Event]:
         """Text for the open item, or for a new one if that has another kind."""
-        if self._open is None or self._open.kind != kind:
+        found = self._open
+        if not isinstance(found, OpenItem) or found.kind != kind:
             yield from self._close("completed")
             prefix = "msg" if kind == "message" else "rs"
-            self._open = OpenItem(kind, _new_id(prefix), len(self._output))
-            yield _item_event("added", self._open.index, self._open.item("in_progress"))
-            yield self._open.event("content_part.added", part=self._open.part(""))
-        self._open.text += text
-        if text:
-            yield self._open.text_event("delta", delta=text)
+            yield from self._begin(OpenItem(kind, _new_id(prefix), len(self._output)))
+        yield from self._add(text)
+
+    def _begin(self, item: OpenItem | OpenCall) -> Iterator[Event]:
+        self._open = item
+        yield from item.added()
+
+    def _add(self, text: str) -> Iterator[Event]:
+        """Text for the open item."""
+        if text and self._open is not None:
+            self._open.text += text
+            yield self._open.delta(text)
 
     def _close(self, status: str) -> Iterator[Event]:
         found, self._open = self._open, None
         if found is not None:
-            yield found.text_event("done", text=found.text)
-            yield found.event("content_part.done", part=found.part(found.text))
+            yield from found.done()
             self._output.append(found.item(status))
             yield _item_event("done", found.index, self._output[-1])
-
-    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
-        index, arguments = len(self._output), call["function"]["arguments"]
-        item = {
-            "id": _new_id("fc"),
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call["id"],
-            **call["function"],
-        }
-        place = {"item_id": item["id"], "output_index": index}
-        kind = "response.function_call_arguments"
-        yield _item_event("added", index, {**item, "status": "in_progress", "arguments": ""})
-        yield {"type": f"{kind}.delta", **place, "delta": arguments}
-        yield {"type": f"{kind}.done", **place, "arguments": arguments}
-        self._output.append(item)
-        yield _item_event("done", index, item)
 
     async def _end(self) -> Event:
         """The last event."""

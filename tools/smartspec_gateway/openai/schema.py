@@ -189,6 +189,11 @@ class Generation(Sampling):
         return {name: (kind, text) for name, (kind, text) in found.items() if text is not None}
 
     @property
+    def guide_field(self) -> str:
+        """The field that has the grammar, if there is one. That of tools has no field."""
+        return next(iter(self.guides), "tools")
+
+    @property
     def tool_names(self) -> list[str]:
         """Functions that the model may call."""
         return []
