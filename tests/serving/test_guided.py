@@ -216,9 +216,9 @@ def test_compiled_grammars_are_kept_and_bounded() -> None:
     first, second = (compiler.start(GuideType.CHOICE, '["ab", "cd"]', 1) for _ in range(2))
     ends = engine.end_tokens
     tokens = engine.tokenizer.encode("ab", add_special_tokens=False).ids
-    allowed = first.allowed([7, *tokens], (), ends)
-    assert allowed is not None
-    assert allowed.nonzero()[0].tolist() == sorted(ends)
-    other = second.allowed([7], (), ends)
+    forbidden = first.forbidden([7, *tokens], (), ends)
+    assert forbidden is not None
+    assert (~forbidden).nonzero()[0].tolist() == sorted(ends)
+    other = second.forbidden([7], (), ends)
     assert other is not None
-    assert other.sum() > len(ends), "the copies share their state"
+    assert (~other).sum() > len(ends), "the copies share their state"

@@ -125,10 +125,10 @@ class GrammarState:
         """Why the state cannot be used any more; empty if it can."""
         return self._matcher.get_error()
 
-    def allowed(
+    def forbidden(
         self, tokens: Sequence[int], drafts: tuple[int, ...], end_tokens: Sequence[int]
     ) -> NDArray[np.bool_] | None:
-        """Which tokens may follow the tokens and these drafts, [vocab_size]. None if the drafts
+        """Which tokens may not follow the tokens and these drafts, [vocab_size]. None if the drafts
         themselves are not allowed, or if there is an error.
 
         end_tokens: of the request. They are allowed where the text may end, and nowhere else.
@@ -164,10 +164,10 @@ class GrammarState:
         mask = None
         if num_read == len(drafts):
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            mask = np.unpackbits(bits, bitorder="little").view(np.bool_)
-            may_end = bool(mask[self._end_tokens].any())
-            mask[self._end_tokens] = False
-            mask[list(end_tokens)] = may_end
+            mask = np.unpackbits(~bits, bitorder="little").view(np.bool_)
+            may_not_end = bool(mask[self._end_tokens].all())
+            mask[self._end_tokens] = True
+            mask[list(end_tokens)] = may_not_end
         if num_read:
             matcher.rollback(num_read)
         return None if matcher.is_error() else mask

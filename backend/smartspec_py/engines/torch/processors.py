@@ -102,37 +102,35 @@ class Shaping:
 
 
 def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Tensor:
-    """The logits [n, vocab] with these rows shaped, as a copy if there are any."""
+    """The logits [n, vocab] with these rows shaped, as a copy if there are any. Rows ascend."""
     if not shapings:
         return logits
     index = torch.tensor([one.row for one in shapings], device=logits.device)
     rows = logits[index]
     _exclude(rows, shapings)
-    best = rows.argmax(-1, keepdim=True)
+    may_ban = any(one.sampling.may_ban for one in shapings)
+    best = rows.argmax(-1, keepdim=True) if may_ban else None
     _add_biases(rows, shapings)
     _penalise(rows, shapings)
-    # The logit becomes 0, so that even logits that are all -inf give a distribution.
-    is_dead = rows.amax(-1, keepdim=True) == -torch.inf
-    rows.scatter_(-1, best, rows.gather(-1, best).masked_fill_(is_dead, 0.0))
-    return logits.index_copy(0, index, rows)
+    if best is not None:
+        # The logit becomes 0, so that even logits that are all -inf give a distribution.
+        is_dead = rows.amax(-1, keepdim=True) == -torch.inf
+        rows.scatter_(-1, best, rows.gather(-1, best).masked_fill_(is_dead, 0.0))
+    return rows if len(rows) == len(logits) else logits.index_copy(0, index, rows)
 
 
 def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     """Set the logits of tokens that grammars forbid to -inf, and rows of failed grammars to NaN."""
-    masks: list[tuple[int, npt.NDArray[np.bool_]]] = []
-    for row, one in enumerate(shapings):
+    for row, one in zip(rows, shapings, strict=True):
         grammar = one.sampling.grammar
         if grammar is None:
             continue
-        mask = grammar.allowed(one.history.tokens, one.drafts, one.sampling.end_tokens)
-        if mask is not None:
-            masks.append((row, mask[: rows.shape[-1]]))
+        forbidden = grammar.forbidden(one.history.tokens, one.drafts, one.sampling.end_tokens)
+        if forbidden is not None:
+            mask = torch.from_numpy(forbidden[: len(row)])
+            row.masked_fill_(mask.to(row.device), -torch.inf)
         elif grammar.error:
-            rows[row] = torch.nan
-    if masks:
-        index = torch.tensor([row for row, _ in masks], device=rows.device)
-        forbidden = torch.from_numpy(~np.stack([mask for _, mask in masks])).to(rows.device)
-        rows[index] = rows[index].masked_fill_(forbidden, -torch.inf)
+            row.fill_(torch.nan)
 
 
 def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:

@@ -132,8 +132,8 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
         tokens[_index(group, logits)] = _drawn(shaped, group)
     is_bad = ~logits.amax(-1).isfinite()
-    if shaped is not logits:
-        is_bad |= shaped.amax(-1).isnan()  # of a failed grammar
+    if any(one.sampling.grammar is not None and one.sampling.grammar.error for one in requests):
+        is_bad |= shaped.amax(-1).isnan()
     tokens.masked_fill_(is_bad, NO_TOKEN)
     results, drawn_tokens = [], tokens.tolist()
     for request, first in pairs:
