@@ -49,8 +49,9 @@ REQUESTS = [
 ]
 
 
-def config_of(**limits: Any) -> ServerConfig:
-    engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
+def config_of(engine: dict[str, Any] | None = None, **limits: Any) -> ServerConfig:
+    drafts = engine or {"draft": str(PAIR / "draft")}
+    engine = {"kind": "torch", "model": str(PAIR / "target"), **drafts}
     few = {"max_sequences": 4, "max_draft_len": 6, "max_context_len": 256, "profile_s": 0.0}
     document = {"engine": {**engine, "num_threads": 1, "device": "cpu"}, "limits": few | limits}
     return ServerConfig.model_validate(document)
@@ -133,6 +134,19 @@ def test_forced_tokens_are_drafted_without_a_pass(server: Server) -> None:
     assert forced.tokens == alone.tokens
     assert forced.progress.num_accepted > 10
     assert forced.progress.num_steps + forced.progress.num_accepted >= len(alone.tokens)
+
+
+def test_trees_do_not_leave_the_grammar() -> None:
+    heads = {"heads": str(PAIR / "heads"), "runtime": "torch", "dtype": "float32"}
+    config = config_of(heads, max_tree_width=4, max_draft_len=7)
+    server = Server(build_engine(config, PAIR), config)
+    server.start()
+    expected = answers(server, policy="none")
+    found = answers(server, policy="fixed:7", proposer="heads")
+    server.stop()
+    check_valid(expected)
+    assert [sink.tokens for sink in found] == [sink.tokens for sink in expected]
+    assert sum(sink.progress.num_accepted for sink in found)
 
 
 def test_a_preempted_text_continues_its_grammar(server: Server) -> None:

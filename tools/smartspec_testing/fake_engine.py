@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
+from smartspec_py.defaults import GUIDE_FIELDS
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
 from smartspec_testing.clock import Clock, RealClock
 
@@ -38,6 +39,7 @@ FAKE_CAPABILITIES = TargetCapabilities(
     max_prefill_tokens=512,
     verifies_sampling=True,
     vocab_size=1000,
+    unsupported=GUIDE_FIELDS,
 )
 
 

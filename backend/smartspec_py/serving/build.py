@@ -19,9 +19,8 @@ from smartspec_py.config import (
     TorchEngineConfig,
     TrtllmEngineConfig,
 )
-from smartspec_py.defaults import GRAMMAR, GUIDE_FIELDS, PROMPT_LOOKUP, ConfigError
+from smartspec_py.defaults import PROMPT_LOOKUP, ConfigError
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.grammar import GrammarProposer
 from smartspec_py.engines.prompt_lookup import PromptLookupProposer
 
 
@@ -38,10 +37,7 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     lookup = PromptLookupProposer(
         config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
     )
-    proposers = {**engine.proposers, PROMPT_LOOKUP: lookup}
-    if not engine.target.capabilities.unsupported & GUIDE_FIELDS:
-        proposers[GRAMMAR] = GrammarProposer(config.limits.max_draft_len)
-    engine = replace(engine, proposers=proposers)
+    engine = replace(engine, proposers={**engine.proposers, PROMPT_LOOKUP: lookup})
     if config.proposer != "auto" and config.proposer not in engine.proposers:
         names = ", ".join(sorted(engine.proposers))
         raise ConfigError(

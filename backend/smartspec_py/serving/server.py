@@ -17,7 +17,9 @@ from typing import Any
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
+from smartspec_py.defaults import GRAMMAR, GUIDE_FIELDS
 from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.grammar import GrammarProposer
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
@@ -79,7 +81,11 @@ class Server:
         self._compiling = ThreadPoolExecutor(1, "smartspec-grammar")
         self._may_wait = threading.Semaphore(config.limits.max_queue)
         """Of requests whose grammars are compiled."""
-        self.intake = Intake(engine, config.limits, config.policy, config.proposer)
+        proposers = dict(engine.proposers)
+        if not engine.target.capabilities.unsupported & GUIDE_FIELDS:
+            proposers[GRAMMAR] = GrammarProposer(config.limits.max_draft_len)
+        with_grammar = replace(engine, proposers=proposers)
+        self.intake = Intake(with_grammar, config.limits, config.policy, config.proposer)
         self._inbox = Inbox(config.limits.max_queue)
         self._responder = Responder(
             self._inbox.cancel,
@@ -100,7 +106,7 @@ class Server:
         new_loop = partial(
             StepLoop,
             engine.target,
-            engine.proposers,
+            proposers,
             engine.cost,
             budget,
             self._inbox,
