@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from standins import TINY, Echo, text_with
+from tokenizers import Tokenizer
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.reasoning import ReasoningParser, ends_in_reasoning
+from smartspec_py.core.types import GuideType
+from smartspec_py.engines.grammar import GrammarCompiler
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -108,3 +111,35 @@ def test_models_without_reasoning_keep_their_text() -> None:
     asked = TestClient(create_app(model, Prompts(TINY), Settings("smartspec", Limits(512))))
     message = asked.post(CHAT, json={"messages": HELLO}).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "<think>a</think>b"}
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+GUIDED: list[tuple[dict[str, Any], str]] = [
+    ({"guided_json": SCHEMA | {"additionalProperties": False}}, '{"a": 1}'),
+    ({"guided_regex": "a/b+"}, "a/bb"),
+    ({"guided_choice": ["x", 'y"']}, 'y"'),
+    ({"guided_grammar": 'start: "a" | "b"'}, "b"),
+]
+
+
+@pytest.mark.parametrize(("fields", "answer"), GUIDED, ids=lambda item: str(item)[:20])
+def test_a_grammar_begins_behind_the_reasoning(
+    tmp_path: Path, fields: dict[str, Any], answer: str
+) -> None:
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    compiler = GrammarCompiler(tokenizer, 2048, (0,))
+    for is_inside, text, is_allowed in (
+        (True, f"I {{think}}\n so.</think>\n\n{answer}", True),
+        (True, answer, False),
+        (False, f"<think>hm</think>{answer}", True),
+        (False, answer, True),
+        (False, f"hm</think>{answer}", False),
+    ):
+        model = Echo()
+        body = {"messages": HELLO, "chat_template_kwargs": {"is_inside": is_inside}, **fields}
+        assert client(tmp_path, model).post(CHAT, json=body).status_code == 200
+        (asked,) = model.asked
+        kind = GuideType(asked["guided_decoding_guide_type"])
+        state = compiler.start(kind, asked["guided_decoding_guide"], 0)
+        tokens = [*tokenizer.encode(text, add_special_tokens=False).ids, 0]
+        assert (state.num_allowed((), tokens) == len(tokens)) == is_allowed, text

@@ -193,6 +193,29 @@ def test_function_calls_and_reasoning(prompts: Prompts) -> None:
     assert [item.type for item in one.output] == ["reasoning", "message", "function_call"]
 
 
+def test_forced_calls_are_streamed_and_texts_follow_schemas(prompts: Prompts) -> None:
+    parts = ('<tool_call>\n{"name": "wea', 'ther", "arguments": {"a": [', "1]}", "}\n</tool_call>")
+    for reason, status in (("stop", "completed"), ("length", "incomplete")):
+        model = text_with(*parts, reason=reason)
+        stream = sdk(model, prompts).responses.create(
+            model="smartspec", input="Rome?", tools=[TOOL], tool_choice="required", stream=True
+        )
+        events = list(stream)
+        deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+        assert deltas == ['{"a": [', "1]}"]
+        (item,) = events[-1].response.output
+        assert (item.name, item.arguments, item.status) == ("weather", '{"a": [1]}', status)
+        assert model.asked[0]["guided_decoding_guide_type"] == "ebnf_grammar"
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    form: Any = {"format": {"type": "json_schema", "name": "b", "schema": schema, "strict": True}}
+    model = Echo()
+    sdk(model).responses.create(model="smartspec", input="x", text=form)
+    assert json.loads(model.asked[0]["guided_decoding_guide"]) == schema
+    error = ApiError(400, "guided_decoding_guide: got 'x', must be y", "guided_decoding_guide")
+    answer = http(Echo(error)).post(URL, json={"input": "x", "text": form})
+    assert answer.json()["error"]["param"] == "text.format"
+
+
 def test_a_cut_text_is_incomplete() -> None:
     client = sdk(text_with("one", reason="length"))
     found = client.responses.create(model="smartspec", input="Hello!")
