@@ -3,6 +3,7 @@ without pydantic."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,16 @@ GRAMMAR = "grammar"
 GUIDE_FIELDS = frozenset({"guided_decoding_guide_type", "guided_decoding_guide"})
 """Fields of requests whose text has a grammar."""
 
-JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
 """How JSON is written that follows a schema, for llguidance: on one line, as Python writes it.
 Where a grammar allows other whitespace, little is forced, and some models write spaces until
-`max_tokens`."""
+`max_tokens`. What cannot be followed exactly is refused."""
 
 DEFAULT_CONTEXT_LEN = 512
 """Context length of benchmarks, and of engines whose models define none."""
@@ -34,6 +41,11 @@ always served eventually, even if requests with higher priority keep arriving.""
 
 class ConfigError(ValueError):
     """engine.json cannot be used; the message names the file, the key and the reason."""
+
+
+def lark_text(text: str) -> str:
+    """A text in a Lark grammar. It is written as in JSON, but without raw control characters."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def cache_dir() -> Path:

@@ -453,7 +453,7 @@ def test_a_response_format_becomes_a_grammar() -> None:
 
 
 def test_an_error_of_a_grammar_names_the_clients_field() -> None:
-    message = "guided_decoding_guide: got 'x', must be a grammar that works: no"
+    message = "guided_decoding_guide: got 'x', must be a grammar that works: no such rule"
     error = ApiError(400, message, "guided_decoding_guide")
     for body, field in (
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -462,7 +462,7 @@ def test_an_error_of_a_grammar_names_the_clients_field() -> None:
     ):
         answer = tool_client(Echo(error)).post(CHAT, json={"messages": HELLO, **body})
         found = answer.json()["error"]
-        assert (found["param"], found["message"]) == (field, message.replace(error.param, field))
+        assert (found["param"], found["message"]) == (field, f"{field}: no such rule")
 
 
 FORCED = ('<tool_call>\n{"name": "wea', 'ther", "arguments": {"a', '": "}"}}\n</tool_call>')
@@ -496,6 +496,23 @@ def test_a_required_call_that_is_cut_is_never_text(num: int) -> None:
     assert all('{"a": "}"}'.startswith(one["function"]["arguments"]) for one in calls)
 
 
+def test_a_required_call_that_a_stop_word_cuts_is_not_complete() -> None:
+    body = WITH_TOOLS | {"stream": False, "tool_choice": "required", "stop": "}"}
+    cut = text_with(*FORCED[:2], "")
+    (choice,) = tool_client(cut).post(CHAT, json=body).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"a'
+
+
+def test_an_answer_with_a_schema_is_never_a_call() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    body = WITH_TOOLS | {"stream": False, "response_format": schema}
+    text = '{"name": "weather", "arguments": {}}'
+    (choice,) = tool_client(text_with(text)).post(CHAT, json=body).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
 def test_a_named_function_is_the_only_one() -> None:
     other = {"type": "function", "function": {"name": "other"}}
     named = {"type": "function", "function": {"name": "other"}}
@@ -503,6 +520,7 @@ def test_a_named_function_is_the_only_one() -> None:
     body = {**WITH_TOOLS, "stream": False, "tools": [TOOL, other], "tool_choice": named}
     (choice,) = tool_client(model).post(CHAT, json=body).json()["choices"]
     assert "weather" not in model.asked[0]["guided_decoding_guide"]
+    assert "{0,15}" not in model.asked[0]["guided_decoding_guide"]
     assert choice["finish_reason"] == "tool_calls"
 
 

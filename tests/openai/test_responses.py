@@ -195,16 +195,21 @@ def test_function_calls_and_reasoning(prompts: Prompts) -> None:
 
 def test_forced_calls_are_streamed_and_texts_follow_schemas(prompts: Prompts) -> None:
     parts = ('<tool_call>\n{"name": "wea', 'ther", "arguments": {"a": [', "1]}", "}\n</tool_call>")
-    for reason, status in (("stop", "completed"), ("length", "incomplete")):
-        model = text_with(*parts, reason=reason)
+    for num_parts, reason, status in (
+        (4, "stop", "completed"),
+        (4, "length", "completed"),
+        (2, "length", "incomplete"),
+    ):
+        model = text_with(*parts[:num_parts], reason=reason)
         stream = sdk(model, prompts).responses.create(
             model="smartspec", input="Rome?", tools=[TOOL], tool_choice="required", stream=True
         )
         events = list(stream)
         deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
-        assert deltas == ['{"a": [', "1]}"]
+        assert deltas == ['{"a": [', "1]}"][: num_parts - 1]
         (item,) = events[-1].response.output
-        assert (item.name, item.arguments, item.status) == ("weather", '{"a": [1]}', status)
+        assert (item.name, item.arguments, item.status) == ("weather", "".join(deltas), status)
+        assert events[-1].response.status == ("completed" if reason == "stop" else "incomplete")
         assert model.asked[0]["guided_decoding_guide_type"] == "ebnf_grammar"
     schema = {"type": "object", "properties": {"b": {"type": "integer"}}}
     form: Any = {"format": {"type": "json_schema", "name": "b", "schema": schema, "strict": True}}
@@ -214,6 +219,12 @@ def test_forced_calls_are_streamed_and_texts_follow_schemas(prompts: Prompts) ->
     error = ApiError(400, "guided_decoding_guide: got 'x', must be y", "guided_decoding_guide")
     answer = http(Echo(error)).post(URL, json={"input": "x", "text": form})
     assert answer.json()["error"]["param"] == "text.format"
+    del form["format"]["name"]
+    answer = http(Echo()).post(URL, json={"input": "x", "text": form})
+    assert answer.json()["error"]["param"] == "text.format.name"
+    form["format"]["type"] = "text"
+    answer = http(Echo()).post(URL, json={"input": "x", "text": form})
+    assert answer.json()["error"]["param"] == "text.format.schema"
 
 
 def test_a_cut_text_is_incomplete() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, GuideType, Verification
 from smartspec_py.engines.grammar import GrammarCompiler
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.request import InvalidField
+from smartspec_py.serving.request import ErrorCode, InvalidField
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate
 
@@ -33,7 +34,7 @@ SCHEMA = {
 GUIDES = [
     (GuideType.JSON_SCHEMA, json.dumps(SCHEMA)),
     (GuideType.REGEX, "(yes|no), because [a-z ]{3,20}\\."),
-    (GuideType.CHOICE, '["the first", "the second one", "grün"]'),
+    (GuideType.CHOICE, '["the first", "the second one", "grün \\u007f"]'),
     (GuideType.EBNF_GRAMMAR, 'root ::= "sum " [0-9]+ (" + " [0-9]+){1,2}'),
 ]
 SAMPLINGS: list[dict[str, Any]] = [
@@ -167,6 +168,9 @@ def test_a_text_that_is_cut_says_so(server: Server) -> None:
     assert cut.num_tokens == 2
 
 
+LENIENT = '{"format": "x", "x-guidance": {"lenient": true}, "type": "string"}'
+
+
 @pytest.mark.parametrize(
     ("changed", "field", "part"),
     [
@@ -178,6 +182,19 @@ def test_a_text_that_is_cut_says_so(server: Server) -> None:
         ({"guide_type": GuideType.REGEX, "guide": "(a"}, "guided_decoding_guide", "unclosed group"),
         ({"guide_type": GuideType.CHOICE, "guide": "[]"}, "guided_decoding_guide", "list of texts"),
         ({"guide": json.dumps({"$ref": "http://x.org/"})}, "guided_decoding_guide", "not fetch"),
+        ({"guide": '{"$ref": "#"}'}, "guided_decoding_guide", "a grammar that works"),
+        ({"guide": LENIENT}, "guided_decoding_guide", "Unknown format: x"),
+        ({"guide_type": GuideType.REGEX, "guide": "[^\\s\\S]"}, "guided_decoding_guide", "works"),
+        (
+            {"guide_type": GuideType.REGEX, "guide": "(" + "a" * 20_000},
+            "guided_decoding_guide",
+            "..",
+        ),
+        (
+            {"guide_type": GuideType.EBNF_GRAMMAR, "guide": 'start: a\na[stop="x"]: /[^x]*/'},
+            "guided_decoding_guide",
+            "rules with stop are not supported",
+        ),
         ({"ignore_eos": True}, "ignore_eos", "left out with"),
         ({"end_id": -1}, "end_id", "left out with"),
         ({"guide_type": None, "guide": "", "proposer": "grammar"}, "proposer", "draft_model or"),
@@ -191,6 +208,7 @@ def test_a_wrong_grammar_is_refused(
         server.intake.receive(GenerateParams(**given | changed), LocalSink())
     assert str(caught.value).startswith(f"{field}: got ")
     assert part in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 HOSTILE = [
@@ -201,6 +219,8 @@ HOSTILE = [
     (GuideType.JSON_SCHEMA, '{"items": ' * 500 + "{}" + "}" * 500),
     (GuideType.EBNF_GRAMMAR, "start: a a a a a\na: b b b b b b\nb: a | b |"),
     (GuideType.EBNF_GRAMMAR, "root ::= root"),
+    (GuideType.EBNF_GRAMMAR, "\n" * 60_000 + 'root ::= "a"'),
+    (GuideType.EBNF_GRAMMAR, " \n" * 30_000 + "a" + " " * 5_000),
     (GuideType.JSON_SCHEMA, json.dumps({"pattern": "(?=a)b", "type": "string"})),
 ]
 
@@ -214,10 +234,24 @@ def test_hostile_grammars_harm_nobody(server: Server) -> None:
         GenerateParams("x", 20, guide_type=kind, guide=guide, temperature=1.0)
         for kind, guide in HOSTILE
     ]
+    start = time.monotonic()
     *found, same = generate(server, [*hostile, other])
+    assert time.monotonic() - start < 10.0
     assert same.tokens == expected.tokens
     for sink in found:
         assert sink.finish_reason or "guided_decoding_guide: " in str(sink.error), sink.error
+
+
+def test_a_grammar_that_fails_later_fails_its_request_alone(server: Server) -> None:
+    """The client ends its text at every token that the grammar allows."""
+    (token,) = server.intake._engine.tokenizer.encode("a", add_special_tokens=False).ids
+    hopeless = {"guide_type": GuideType.REGEX, "guide": "a{9}", "stop_token_ids": (token,)}
+    params = [GenerateParams("x", 20, **hopeless), GenerateParams("x", 20)]
+    failed, other = generate(server, params)
+    assert other.error is None
+    if failed.error is not None:
+        assert failed.error[0] is ErrorCode.INVALID_ARGUMENT
+        assert failed.error[1].startswith("guided_decoding_guide: cannot be followed further: ")
 
 
 def test_compiled_grammars_are_kept_and_bounded() -> None:

@@ -12,6 +12,7 @@ and the target then fails this request alone.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,13 +25,21 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from smartspec_py.core.types import GuideType, SamplingParams, SequenceId
-from smartspec_py.defaults import JSON_STYLE
+from smartspec_py.defaults import JSON_STYLE, lark_text
 from smartspec_py.engines.base import Draft, DraftTask, ProposerCapabilities
 
 MAX_COMPILED = 64
 """Compiled grammars that are kept, because clients often send the same one."""
 
+MAX_REASON = 300
+"""Characters of an error. The library quotes whole lines of a grammar, and a status over gRPC has a
+limit of some thousand bytes."""
+
+NO_ROLLBACK = re.compile(r"(?m)^\s*\w+\s*\[[^\]\n]*\b(max_tokens|stop)\s*=")
+"""Attributes of Lark rules after which the library cannot take tokens back."""
+
 LIMITS = LLParserLimits(
+    max_items_in_row=5_000,
     initial_lexer_fuel=500_000,
     step_lexer_fuel=50_000,
     step_max_items=20_000,
@@ -87,9 +96,17 @@ class GrammarCompiler:
         except Exception as error:  # the library's parsers raise plain exceptions
             raise GrammarError(str(error)) from error
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds grammars without any text, or that are too large
         if matcher.is_error():
-            raise GrammarError(" ".join(matcher.get_error().split()))
+            raise GrammarError(_reason(matcher))
         return matcher
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """The matcher's error on one line, and not too long."""
+    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}.."
 
 
 def _grammar_text(kind: GuideType, guide: str) -> str:
@@ -97,13 +114,16 @@ def _grammar_text(kind: GuideType, guide: str) -> str:
     if kind is GuideType.REGEX:
         return LLMatcher.grammar_from_regex(guide)
     if kind is GuideType.EBNF_GRAMMAR:
+        # The library looks for blank lines in quadratic time, and holds Python's lock.
+        guide = "\n".join(line for line in guide.splitlines() if line.strip())
+        if found := NO_ROLLBACK.search(guide):
+            raise GrammarError(f"rules with {found[1]} are not supported")
         return LLMatcher.grammar_from_lark(any_to_lark(guide))
     if kind is GuideType.CHOICE:
         texts = json.loads(guide)
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
             raise GrammarError("a JSON list of texts, at least one, is needed")
-        choices = [json.dumps(text, ensure_ascii=False) for text in texts]
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(lark_text, texts))}")
     schema = ANY_JSON if kind is GuideType.JSON else guide
     return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
 
@@ -123,7 +143,7 @@ class GrammarState:
     @property
     def error(self) -> str:
         """Why the state cannot be used any more; empty if it can."""
-        return self._matcher.get_error()
+        return _reason(self._matcher) if self._matcher.is_error() else ""
 
     def forbidden(
         self, tokens: Sequence[int], drafts: tuple[int, ...], end_tokens: Sequence[int]

@@ -207,9 +207,13 @@ class Scheduler:
     def _advance(self, request: Request, event: Event) -> None:
         """Apply an event to a request that has not ended."""
         if event.error is not None:
-            message = f"the engine failed this request: {event.error}"
+            code, message = ErrorCode.INTERNAL, f"the engine failed this request: {event.error}"
+            grammar = request.sampling.grammar
+            if grammar is not None and grammar.error:
+                code = ErrorCode.INVALID_ARGUMENT
+                message = f"guided_decoding_guide: cannot be followed further: {event.error}"
             logger.warning("request %d: %s", request.sequence, message)
-            self._end(request, error=(ErrorCode.INTERNAL, message))
+            self._end(request, error=(code, message))
             return
         if request.state is RequestState.DECODING:
             request.num_steps += 1 if event.num_drafted else len(event.tokens)

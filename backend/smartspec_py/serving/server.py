@@ -190,7 +190,11 @@ class Server:
         if not self._may_wait.acquire(blocking=False):
             message = "too many requests wait for their grammars: try again later"
             raise RequestError(ErrorCode.UNAVAILABLE, message)
-        self._compiling.submit(self._receive_or_refuse, params, sink)
+        try:
+            self._compiling.submit(self._receive_or_refuse, params, sink)
+        except RuntimeError:
+            self._may_wait.release()
+            raise RequestError(ErrorCode.UNAVAILABLE, SHUTTING_DOWN) from None
 
     def _receive_or_refuse(self, params: GenerateParams, sink: Sink) -> None:
         try:

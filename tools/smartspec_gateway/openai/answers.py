@@ -70,6 +70,11 @@ class Choice:
             first_token,
         )
 
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the arguments of the last call are not complete."""
+        return isinstance(self.parser, ForcedCallParser) and self.parser.is_open
+
     def add(self, piece: Piece) -> None:
         text = piece.text_output
         if self.reasoning_parser is not None:
@@ -85,7 +90,11 @@ class Choice:
         if piece.log_probs is not None:
             self.entries += piece.log_probs.get("prompt", [])
             self.entries += piece.log_probs.get("output", [])
-        if self.finish_reason == "stop" and self.num_calls + len(self.new_calls):
+        if (
+            self.finish_reason == "stop"
+            and not self.has_open_call
+            and (self.num_calls + len(self.new_calls))
+        ):
             self.finish_reason = "tool_calls"
 
 

@@ -178,7 +178,7 @@ class ChatRequest(Generation, IgnoredInChats):
 
     @property
     def tool_names(self) -> list[str]:
-        return [tool.function.name for tool in self.callable_tools]
+        return [] if self.guides else [tool.function.name for tool in self.callable_tools]
 
     @property
     def token_limit(self) -> int | None:

@@ -230,7 +230,8 @@ class Endpoint:
         guides = asked.guides
         if isinstance(asked, ChatRequest) and asked.must_call:
             is_hermes = self.prompts.writes_hermes
-            grammar = call_grammar(asked.callable_tools, is_hermes, asked.parallel_tool_calls)
+            may_repeat = asked.parallel_tool_calls and asked.tool_choice == "required"
+            grammar = call_grammar(asked.callable_tools, is_hermes, may_repeat)
             guides["tools"] = "ebnf_grammar", grammar
         if len(guides) > 1:
             first, second, *_ = guides

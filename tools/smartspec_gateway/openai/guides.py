@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.reasoning import BEGIN, END
-from smartspec_py.defaults import JSON_STYLE
+from smartspec_py.defaults import JSON_STYLE, lark_text
+
+ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 REASONING = f"""reasoning: block SPACE
 block[suffix={json.dumps(END)}]: /(?s:.*)/
@@ -32,13 +35,12 @@ def _answer(kind: str, guide: str, field: str) -> str:
             raise ApiError(400, f"{field}: must be a JSON object", field)
         return f"answer: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
     if kind == "choice":
-        texts = (json.dumps(text, ensure_ascii=False) for text in _parsed(guide, field))
-        return f"answer: {' | '.join(texts)}"
+        return f"answer: {' | '.join(map(lark_text, _parsed(guide, field)))}"
     if kind == "regex":
-        return f"answer: /{guide.replace('/', chr(92) + '/')}/"
-    if not guide.startswith("start: "):
-        message = "must begin with the rule `start: `, because this model writes reasoning first"
-        raise ApiError(400, f"{field}: {message}", field)
+        escaped = ESCAPED_OR_SLASH.sub(lambda one: "\\/" if one[0] == "/" else one[0], guide)
+        return f"answer: /{escaped}/"
+    if field != "tools":
+        raise ApiError(400, f"{field}: not for a model that writes reasoning first", field)
     return guide.replace("start: ", "answer: ", 1)
 
 

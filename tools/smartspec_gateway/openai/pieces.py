@@ -45,8 +45,8 @@ async def pieces_of(
                     await queue.put((number, piece))
         except ApiError as error:
             if error.param == GUIDE:
-                message = error.message.replace(GUIDE, guide_field, 1)
-                error = ApiError(error.status, message, guide_field)
+                reason = error.message.removeprefix(f"{GUIDE}: ").rpartition(" that works: ")[2]
+                error = ApiError(error.status, f"{guide_field}: {reason}", guide_field)
             await queue.put((number, error))
         except Exception:
             logger.exception("A choice could not be generated.")

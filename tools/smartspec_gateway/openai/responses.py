@@ -51,6 +51,8 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
     """The same request to chats. Raises ApiError."""
     body = asked.model_dump(include=SAME, exclude_unset=True)
     body["messages"] = _messages(asked)
+    if asked.input and not body["messages"]:
+        raise ApiError(400, "input: must have a message", "input")
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning and asked.reasoning.effort
     body["tools"] = asked.tools and [
@@ -62,6 +64,9 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         body["tool_choice"] = {"type": choice.type, "function": {"name": choice.name}}
     schema = format_of(asked)
     kind = schema.pop("type")
+    if kind == "text" and schema:
+        field = f"text.format.{next(iter(schema))}"
+        raise ApiError(400, f"{field}: only with the type json_schema", field)
     if kind != "text":
         body["response_format"] = {"type": kind, **({"json_schema": schema} if schema else {})}
     return validated(ChatRequest, body)
@@ -114,6 +119,7 @@ def _renamed(error: ApiError) -> ApiError:
     if first not in NAMES:
         return error
     param = NAMES[first] + dot + rest
+    param = param.replace("text.format.json_schema", "text.format")
     message = param + error.message.removeprefix(error.param or "")
     return ApiError(error.status, message, param, error.retry_after_s, error.code)
 
@@ -280,9 +286,10 @@ class ResponseWriter:
                 yield from self._begin(OpenCall(head, len(self._output)))
             yield from self._add(call["function"]["arguments"])
         if choice.finish_reason:
-            yield from self._close(
-                "incomplete" if choice.finish_reason == "length" else "completed"
-            )
+            is_cut = choice.finish_reason == "length"
+            if isinstance(self._open, OpenCall):
+                is_cut = choice.has_open_call
+            yield from self._close("incomplete" if is_cut else "completed")
 
     def _add_text(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Event]:
         """Text for the open item, or for a new one if that has another kind."""

@@ -161,11 +161,15 @@ class Generation(Sampling):
     guided_json: dict[str, Any] | str | None = Field(
         None, description="a JSON schema that the text follows, on one line"
     )
-    guided_regex: str | None = Field(None, description="a regular expression of the whole text")
-    guided_choice: Annotated[list[str], few(MAX_CHOICES)] | None = Field(
-        None, description="the text is one of these"
+    guided_regex: str | None = Field(
+        None, min_length=1, description="a regular expression of the whole text"
     )
-    guided_grammar: str | None = Field(None, description="a grammar of the text: Lark or GBNF")
+    guided_choice: Annotated[list[str], few(MAX_CHOICES)] | None = Field(
+        None, min_length=1, description="the text is one of these"
+    )
+    guided_grammar: str | None = Field(
+        None, min_length=1, description="a grammar of the text: Lark or GBNF"
+    )
 
     @property
     def streams_usage(self) -> bool:

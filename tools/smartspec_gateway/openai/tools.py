@@ -19,6 +19,9 @@ from smartspec_gateway.openai.chat_schema import Tool
 from smartspec_py.defaults import JSON_STYLE
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+MAX_CALLS = 16
+"""Calls of one answer that must call. Small models repeat themselves until the context is full."""
+
 HEADER = re.compile(r'\{"name": "([^"]+)", "(?:arguments|parameters)": ')
 """What a call of `call_grammar` begins with."""
 
@@ -155,6 +158,11 @@ class ForcedCallParser:
             self._left = self._left[size:]
         return found
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the text so far ends inside of arguments."""
+        return self._depth > 0
+
     def finish(self) -> Found:
         """Nothing: what is left is not a part of arguments."""
         return Found()
@@ -189,7 +197,7 @@ def call_grammar(tools: Sequence[Tool], is_hermes: bool, may_repeat: bool) -> st
         rules.append(f"call{number}: {json.dumps(head)} arguments{number} {json.dumps(end)}")
         rules.append(f"arguments{number}: %json {json.dumps(schema)}")
     names = " | ".join(f"call{number}" for number in range(len(tools)))
-    more = f" ({json.dumps(separator)} call)*" if may_repeat else ""
+    more = f" ({json.dumps(separator)} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
     return "\n".join([f"start: call{more}", f"call: {names}", *rules])
 
 

@@ -165,9 +165,7 @@ class TorchTarget(CachedModel[_Sequence]):
         state = self._sequences[sequence]
         row, grammar = state.row, state.sampling.grammar
         if grammar is not None and grammar.error:
-            reason = f"guided_decoding_guide: {grammar.error}"
-            logger.warning("sequence %d: %s", sequence, reason)
-            return Event(sequence, error=reason)
+            return Event(sequence, error=grammar.error)
         # Attention also multiplies the values that it masks, and 0 times NaN is NaN.
         self.runner.cache.clear_row(row.index)
         row.tokens, row.num_cached = (), 0
