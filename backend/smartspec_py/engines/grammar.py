@@ -55,9 +55,9 @@ ANY_JSON = '{"type": ["object", "array"]}'
 FORCED = "forced"
 """The only cohort of forced tokens."""
 
-INITIAL_RATE = 0.9
-"""Acceptance rate of forced tokens before any were seen. The model may write the same text with
-other tokens, so they are not always accepted."""
+INITIAL_RATE = 0.98
+"""Acceptance rate of forced tokens before any were seen. A model may write the same text with other
+tokens, but SmolLM2 never did in 1,500."""
 
 
 class GrammarError(ValueError):

@@ -29,6 +29,7 @@ from smartspec_py.core.plan.planner import (
     without_drafts,
 )
 from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView
+from smartspec_py.defaults import GRAMMAR
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
@@ -86,13 +87,12 @@ class Controller:
         another profile."""
         self._corrections.restore(state["corrections"], kept)
 
-    def skips_search(self, batch_size: int, has_targets: bool) -> bool:
+    def skips_search(self, batch_size: int, must_search: bool) -> bool:
         """Whether to skip the search for a plan, because recent plans cost more than they gained.
 
-        batch_size: decoding sequences of the step. has_targets: whether one has a latency target,
-        which may require drafts.
+        batch_size: decoding sequences of the step. must_search: see `Request.must_search`; of any.
         """
-        return not (has_targets or self._plan_budget.allows(batch_size))
+        return not (must_search or self._plan_budget.allows(batch_size))
 
     def plan(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
         """num_prefilling: see `PlannerSettings`."""
@@ -104,8 +104,7 @@ class Controller:
         undrafted = replace(settings, forced=_no_drafts(learning))
         if self._guard.is_off(batch_size, context_len):
             return self._decide(views, undrafted, Reason.GUARD)
-        has_targets = any(view.slo_s_per_token is not None for view in learning)
-        if self.skips_search(batch_size, has_targets):
+        if self.skips_search(batch_size, any(map(_must_search, learning))):
             return self._decide(views, undrafted)
         decision = self._decide(views, settings)
         if any(decision.plan.draft_lens[view.sequence] for view in learning):
@@ -212,6 +211,12 @@ def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
 
 def _mean_context_len(views: Sequence[SequenceView]) -> float:
     return sum([view.context_len for view in views]) / len(views)
+
+
+def _must_search(view: SequenceView) -> bool:
+    """As `Request.must_search`."""
+    has_forced = any(one.proposer == GRAMMAR and one.max_draft_len for one in view.options)
+    return view.slo_s_per_token is not None or has_forced
 
 
 def _no_drafts(views: Sequence[SequenceView]) -> dict[SequenceId, int]:

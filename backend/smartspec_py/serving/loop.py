@@ -169,8 +169,8 @@ class StepLoop:
         num_prefilling = self._batcher.num_prefilling
         try:
             limits = self.scheduler.cache.draft_room(ready, self._batcher.live.values())
-            has_targets = any(request.slo_s_per_token is not None for request in ready)
-            skip_search = controller.skips_search(len(ready), has_targets)
+            must_search = any(request.must_search for request in ready)
+            skip_search = controller.skips_search(len(ready), must_search)
             views = speculation.views(ready, limits, watch.start_s, skip_search=skip_search)
             watch.mark("views_s")
             decision = controller.plan(views, num_prefilling)

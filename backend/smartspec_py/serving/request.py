@@ -116,6 +116,14 @@ class Request:
         return self.max_tokens - self.num_generated
 
     @property
+    def must_search(self) -> bool:
+        """Whether the next step has to look for drafts: to meet a latency target, or because a
+        grammar forces tokens, which are always accepted."""
+        grammar = self.sampling.grammar
+        has_forced = grammar is not None and bool(grammar.forced(self.tokens))
+        return self.slo_s_per_token is not None or has_forced
+
+    @property
     def is_over(self) -> bool:
         return self.state is RequestState.ENDED
 
