@@ -219,6 +219,10 @@ class Intake:
         except GrammarError as error:
             raise InvalidField(field, params.guide, f"a grammar that works: {error}") from error
 
+    def prepare_grammars(self) -> None:
+        """Make the compiler, which the first grammar needs."""
+        _ = self._grammars
+
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         engine = self._engine

@@ -82,7 +82,9 @@ class Server:
         self._may_wait = threading.Semaphore(config.limits.max_queue)
         """Of requests whose grammars are compiled."""
         proposers = dict(engine.proposers)
-        if not engine.target.capabilities.unsupported & GUIDE_FIELDS:
+        unsupported = engine.target.capabilities.unsupported
+        self._has_grammars = bool(engine.end_tokens) and not unsupported & GUIDE_FIELDS
+        if self._has_grammars:
             proposers[GRAMMAR] = GrammarProposer(config.limits.max_draft_len)
         with_grammar = replace(engine, proposers=proposers)
         self.intake = Intake(with_grammar, config.limits, config.policy, config.proposer)
@@ -129,6 +131,9 @@ class Server:
         gc.freeze()
         self._responder.start()
         self._thread.start()
+        if self._has_grammars:
+            # It holds Python's lock for 0.3 s, so the first request with a grammar must not.
+            self._compiling.submit(self.intake.prepare_grammars)
 
     def stop(self) -> None:
         """Fail unfinished requests, end the threads, close the engines."""
