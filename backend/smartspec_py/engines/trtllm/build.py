@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 UNSUPPORTED = GUIDE_FIELDS | {"min_p", "return_prompt_log_probs"}
 """Fields that no engine supports. An engine for external drafts ignores min_p, in all requests
-(`ExternalDraftTokensLayer`), and its guided decoding does not work with them. The logits of prompts
-are never requested."""
+(`ExternalDraftTokensLayer`). How its guided decoding treats external drafts was never tried. The
+logits of prompts are never requested."""
 
 SCORES = frozenset({"return_log_probs", "return_token_log_probs"})
 """Fields that need the logits of generated tokens."""
