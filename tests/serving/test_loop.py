@@ -300,6 +300,7 @@ def test_a_dead_engine_is_not_used_again(cancelled: int | None) -> None:
     if cancelled is not None:
         harness.inbox.cancel(cancelled)
     harness.loop.scheduler.fail_all(ErrorCode.INTERNAL, "the loop ended")
+    harness.loop.flush()
     assert gone.call_count == 1
     for number in numbers:
         assert harness.stories[number].finals == [ErrorCode.INTERNAL]

@@ -59,6 +59,7 @@ class OfflineLoop:
     def step(self) -> None:
         self._has_messages = False
         self.loop.step()
+        self.loop.flush()
 
     def _on_message(self, message: Update | StepRecord | LoopState) -> None:
         if isinstance(message, StepRecord):

@@ -77,14 +77,16 @@ class StepLoop:
             cost, capabilities.max_draft_len, capabilities.max_sequences, batch_table
         )
         self._inbox = inbox
-        self._post = post
+        self._send = post
+        self._outbox: list[Update | StepRecord | LoopState] = []
+        self._post = self._outbox.append
         self._clock = clock
         self._batcher = Batcher(
             capabilities.max_sequences, prefill_chunk, capabilities.max_prefill_tokens
         )
         self._speculation = Speculation(proposers)
         self.scheduler = Scheduler(
-            target, self._speculation, self._batcher, budget, inbox, post, clock
+            target, self._speculation, self._batcher, budget, inbox, self._post, clock
         )
         self._engine_timeout_s = engine_timeout_s
         self._drain_until_s = math.inf
@@ -101,6 +103,7 @@ class StepLoop:
         while not self._inbox.is_closed:
             self.step(IDLE_WAIT_S)
         self.scheduler.fail_all(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
+        self.flush()
 
     def step(self, idle_wait_s: float = 0.0) -> None:
         """Run one step. If there are no requests, wait up to idle_wait_s for one.
@@ -122,6 +125,18 @@ class StepLoop:
         if events:
             self._record(decision, prefills, drafted, events, watch)
         self._end_s = watch.end_s
+        if not any(self._batcher):
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the messages of the steps so far to the responder.
+
+        A step does this when it has its plan. Before, the responder would hold Python's lock while
+        the plan is made: with 32 requests, that took 2.2 ms instead of 1.4.
+        """
+        for message in self._outbox:
+            self._send(message)
+        self._outbox.clear()
 
     def drain(self, grace_s: float) -> None:
         """Give accepted requests grace_s to finish, then end them. Any thread may call it."""
@@ -175,6 +190,7 @@ class StepLoop:
             watch.mark("views_s")
             decision = controller.plan(views, num_prefilling)
             watch.mark("plan_s")
+            self.flush()
             drafts = speculation.propose(ready, views, decision.plan)
         except Exception:
             if not self._has_failed_plan:
@@ -218,6 +234,7 @@ class StepLoop:
         """
         events: list[Event] = []
         while True:
+            self.flush()
             polled = self._target.poll(POLL_S)
             self.scheduler.apply(polled, views)
             events += polled

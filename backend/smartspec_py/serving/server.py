@@ -274,6 +274,7 @@ class Server:
             reason = f"the step loop ended: {type(error).__name__}: {error}"
             self._inbox.close(reason)
             self.loop.scheduler.fail_all(ErrorCode.INTERNAL, reason)
+            self.loop.flush()
             self._fail(reason)
 
     def _fail(self, reason: str) -> None:
