@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, GuideType, Verification
-from smartspec_py.engines.grammar import GrammarCompiler
+from smartspec_py.engines.grammar import GrammarCompiler, GrammarError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, InvalidField
 from smartspec_py.serving.server import Server
@@ -252,6 +254,11 @@ def test_a_grammar_that_fails_later_fails_its_request_alone(server: Server) -> N
     if failed.error is not None:
         assert failed.error[0] is ErrorCode.INVALID_ARGUMENT
         assert failed.error[1].startswith("guided_decoding_guide: cannot be followed further: ")
+
+
+def test_a_tokenizer_without_a_decoder_is_refused() -> None:
+    with pytest.raises(GrammarError, match="this model's tokenizer is not supported"):
+        GrammarCompiler(Tokenizer(WordLevel({"a": 0, "b": 1}, "a")), 2, (1,))
 
 
 def test_compiled_grammars_are_kept_and_bounded() -> None:

@@ -68,13 +68,17 @@ class GrammarCompiler:
     """Compiles grammars for one tokenizer. May be used by several threads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """vocab_size: width of the logits. end_tokens: the model's own, at least one."""
-        self._tokenizer = LLTokenizer(
-            tokenizer.to_str(),
-            n_vocab=vocab_size,
-            eos_token=list(end_tokens),
-            slices=LLTokenizer.json_slices(),
-        )
+        """vocab_size: width of the logits. end_tokens: the model's own, at least one. Raises
+        GrammarError for a tokenizer that the library does not know."""
+        try:
+            self._tokenizer = LLTokenizer(
+                tokenizer.to_str(),
+                n_vocab=vocab_size,
+                eos_token=list(end_tokens),
+                slices=LLTokenizer.json_slices(),
+            )
+        except ValueError as error:
+            raise GrammarError(f"this model's tokenizer is not supported: {error}") from error
         self._end_tokens = list(end_tokens)
         self._compiled: OrderedDict[tuple[GuideType, str], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -94,7 +98,7 @@ class GrammarCompiler:
         try:
             text = _grammar_text(kind, guide)
         except Exception as error:  # the library's parsers raise plain exceptions
-            raise GrammarError(str(error)) from error
+            raise GrammarError(_short(str(error))) from error
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds grammars without any text, or that are too large
@@ -104,8 +108,12 @@ class GrammarCompiler:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """The matcher's error on one line, and not too long."""
-    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    return _short(matcher.get_error().replace("<non-verbose/>", ""))
+
+
+def _short(reason: str) -> str:
+    """On one line, and not too long."""
+    reason = " ".join(reason.split())
     return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}.."
 
 

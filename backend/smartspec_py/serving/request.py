@@ -119,6 +119,8 @@ class Request:
     def must_search(self) -> bool:
         """Whether the next step has to look for drafts: to meet a latency target, or because a
         grammar forces tokens, which are always accepted."""
+        if self.policy == "none":
+            return False
         grammar = self.sampling.grammar
         has_forced = grammar is not None and bool(grammar.forced(self.tokens))
         return self.slo_s_per_token is not None or has_forced
