@@ -132,9 +132,9 @@ def _name(error: Mapping[str, Any]) -> str:
 def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
     if model is ResponsesRequest and name in NAMES:
         return f"unknown; did you mean {NAMES[name]}?"
-    for other in (ChatRequest, CompletionRequest, ResponsesRequest):
-        if other is not model and name in other.model_fields:
-            return f"only for {other.route}"
+    others = (ChatRequest, CompletionRequest, ResponsesRequest)
+    if routes := [other.route for other in others if name in other.model_fields]:
+        return f"only for {' and '.join(routes)}"
     near = [FIELDS[name]] if name in FIELDS else [each for each in known if f"_{name}" in each]
     near = near or difflib.get_close_matches(name[:80], sorted(known), 3)
     return (
