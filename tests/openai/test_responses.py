@@ -275,6 +275,7 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
     ({"reasoning": {"x": 1}}, "reasoning.x", "not supported"),
+    ({"guided_json": {}}, "guided_json", "/v1/chat/completions and /v1/completions"),
 ]
 
 
