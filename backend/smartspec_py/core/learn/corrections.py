@@ -24,8 +24,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.learn.regression import FORGETTING, LARGEST, RidgeRegression
 from smartspec_py.core.types import MeasuredStep
@@ -56,7 +54,7 @@ class CostCorrections:
         self._draft = RidgeRegression((1.0,), (1.0,))
         self._fits = (self._target, self._host, self._draft)
         self._num_unspeculated = 0
-        self._errors = np.zeros(3)
+        self._errors = [0.0] * 3
         """Decayed means: error of the profile, error after correction, and the weight, which is the
         decayed mean of 1."""
         self.cost = self._corrected()
@@ -68,7 +66,7 @@ class CostCorrections:
         The first is that of the profile. The second is that of the corrected profile before it
         learned from the step. Steps with prompt chunks are excluded.
         """
-        by_profile, corrected, weight = self._errors.tolist()
+        by_profile, corrected, weight = self._errors
         return (by_profile / weight, corrected / weight) if weight else (0.0, 0.0)
 
     def state(self) -> list[dict[str, Any]]:
@@ -90,9 +88,8 @@ class CostCorrections:
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
         one_token_s, drafts_s, passes_s = self._expected(step)
-        target = np.array((one_token_s + SHARED * drafts_s, drafts_s))
-        host = np.array((self._unit_s,))
-        passes = np.array((passes_s,))
+        target = one_token_s + SHARED * drafts_s, drafts_s
+        host, passes = (self._unit_s,), (passes_s,)
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         whole_s = target_s + draft_s + self._host.predict(host) + step.fixed_draft_s
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
@@ -101,8 +98,9 @@ class CostCorrections:
             profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
             profile_s += self._profile.host_s
             if step.total_s > 0.0:
-                errors = np.abs(np.array((profile_s, whole_s, 0.0)) / step.total_s - 1.0)
-                self._errors += (1 - FORGETTING) * (errors - self._errors)
+                for i, seconds in enumerate((profile_s, whole_s, 0.0)):
+                    error = abs(seconds / step.total_s - 1.0)
+                    self._errors[i] += (1 - FORGETTING) * (error - self._errors[i])
             self._target.observe(target, step.target_s, target_s)
             # Errors are relative to the whole step, because host time alone may be almost 0.
             self._host.observe(host, step.host_s, max(whole_s, step.total_s / LARGEST))
@@ -133,11 +131,11 @@ class CostCorrections:
     def _corrected(self) -> CostModel:
         """Factors are from 1 / LARGEST to LARGEST. A profile with larger errors should be measured
         again."""
-        base, drafts = self._target.values.tolist()
-        draft = _bounded(*self._draft.values.tolist())
+        base, drafts = self._target.values
+        draft = _bounded(*self._draft.values)
         return replace(
             self._profile,
-            host_s=max(0.0, float(self._host.values[0])) * self._unit_s,
+            host_s=max(0.0, self._host.values[0]) * self._unit_s,
             catch_up_s=draft * self._profile.catch_up_s,
             target_base=_bounded(base),
             target_slope=_bounded(SHARED * base + drafts),

@@ -35,13 +35,8 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-from numpy.typing import NDArray
-
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import MeasuredStep
-
-Floats = NDArray[np.float64]
 
 BAR = 0.98
 """Smallest accepted rate with speculation, relative to the rate without."""
@@ -153,15 +148,46 @@ class State(Enum):
     OFF = "off"
 
 
-def _nothing() -> Floats:
-    return np.zeros((3, 3))
+@dataclass(slots=True)
+class _Evidence:
+    """Sums over steps: their number, earned, spent, and the products of both."""
+
+    num: float = 0.0
+    earned: float = 0.0
+    spent: float = 0.0
+    earned_squared: float = 0.0
+    spent_squared: float = 0.0
+    earned_spent: float = 0.0
+
+    def add(self, earned: float, spent: float) -> None:
+        self.num += 1.0
+        self.earned += earned
+        self.spent += spent
+        self.earned_squared += earned * earned
+        self.spent_squared += spent * spent
+        self.earned_spent += earned * spent
+
+    def fade(self, kept: float) -> None:
+        self.num *= kept
+        self.earned *= kept
+        self.spent *= kept
+        self.earned_squared *= kept
+        self.spent_squared *= kept
+        self.earned_spent *= kept
+
+    def rate(self) -> tuple[float, float]:
+        """The rate and its relative variance. The variance is that of earned - rate * spent, whose
+        mean is 0."""
+        rate = self.earned / self.spent
+        squares = self.earned_squared - 2 * rate * self.earned_spent + rate**2 * self.spent_squared
+        squares = max(squares, 0.0) / (self.earned / self.num) ** 2
+        return rate, (STEP_SD**2 + squares) / (1.0 + self.num) / self.num
 
 
 @dataclass(slots=True)
 class _Cell:
     """The state and the measurements of one bucket.
 
-    The evidence of some steps is the sum of the outer products of (1, earned, spent), shape [3, 3].
     reference: evidence of steps without drafts. window: evidence of the window.
     trial, trial_reference: evidence of the steps with and without drafts in the current trial.
     usual: mean of spent, with outliers limited. outlier_share: share of outliers.
@@ -171,10 +197,10 @@ class _Cell:
     """
 
     state: State = State.WATCH
-    reference: Floats = field(default_factory=_nothing)
-    trial: Floats = field(default_factory=_nothing)
-    trial_reference: Floats = field(default_factory=_nothing)
-    window: Floats = field(default_factory=_nothing)
+    reference: _Evidence = field(default_factory=_Evidence)
+    trial: _Evidence = field(default_factory=_Evidence)
+    trial_reference: _Evidence = field(default_factory=_Evidence)
+    window: _Evidence = field(default_factory=_Evidence)
     usual: float = 1.0
     outlier_share: float = 0.0
     num_unreferenced: int = 0
@@ -186,9 +212,8 @@ class _Cell:
         spent, longest = step.spent_s / none_s, LONG_STEP * self.usual
         self.usual += (min(spent, longest) - self.usual) / FIRST_CHECK
         self.outlier_share += ((spent > longest) - self.outlier_share) / MEMORY
-        sums = np.array((1.0, step.num_generated / step.batch_size, spent))
-        evidence = sums[:, None] * sums
-        self.reference *= 1.0 - 1.0 / MEMORY
+        earned = step.num_generated / step.batch_size
+        self.reference.fade(1.0 - 1.0 / MEMORY)
         if self.state is State.OFF:
             self.pause -= 1
             if self.pause <= 0:
@@ -197,59 +222,48 @@ class _Cell:
         if spent > longest and self.outlier_share < 1.0 / FIRST_CHECK:
             return
         if not step.is_speculating:
-            self.reference += evidence
-            self.trial_reference += evidence
+            self.reference.add(earned, spent)
+            self.trial_reference.add(earned, spent)
         elif self.state is State.TRIAL:
-            self.trial += evidence
-            if self.trial[0, 0] >= self.next_check and self.trial_reference[0, 0]:
+            self.trial.add(earned, spent)
+            if self.trial.num >= self.next_check and self.trial_reference.num:
                 self._check_trial()
         else:
-            self.window += evidence
-            if self.window[0, 0] >= WINDOW and self.reference[0, 0]:
+            self.window.add(earned, spent)
+            if self.window.num >= WINDOW and self.reference.num:
                 self._check_window()
 
     def _check_window(self) -> None:
         mean, error = _log_ratio(self.window, self.reference)
-        self.window = _nothing()
+        self.window = _Evidence()
         if mean + SUSPECT_ERRORS * error < 0.0:
             self._begin_trial()
 
     def _begin_trial(self) -> None:
         self.state, self.num_unreferenced = State.TRIAL, 0
         self.next_check = FIRST_CHECK
-        self.trial, self.trial_reference = _nothing(), _nothing()
+        self.trial, self.trial_reference = _Evidence(), _Evidence()
 
     def _check_trial(self) -> None:
         mean, error = _log_ratio(self.trial, self.trial_reference)
         self.next_check *= 2
         if mean + OFF_ERRORS * error < 0.0:
             self._turn_off()
-        elif mean > SUSPECT_ERRORS * error or self.trial[0, 0] >= LONGEST:
+        elif mean > SUSPECT_ERRORS * error or self.trial.num >= LONGEST:
             self.state = State.WATCH
 
     def _turn_off(self) -> None:
         """Disable speculation. The pause depends on the time that the trial lost, in units of steps
         without drafts."""
-        _, earned, spent = self.trial[0]
-        _, earned_none, spent_none = self.trial_reference[0]
-        lost = spent * earned_none / spent_none - earned
+        trial, none = self.trial, self.trial_reference
+        lost = trial.spent * none.earned / none.spent - trial.earned
         self.state, self.pause = State.OFF, max(1, math.ceil(min(lost / SHARE, LONGEST)))
 
 
-def _log_ratio(speculating: Floats, none: Floats) -> tuple[float, float]:
+def _log_ratio(speculating: _Evidence, none: _Evidence) -> tuple[float, float]:
     """Log of (ratio of both rates / BAR), and its standard error. A loss is below 0."""
-    (rate, variance), (none_rate, none_variance) = map(_rate, (speculating, none))
+    (rate, variance), (none_rate, none_variance) = speculating.rate(), none.rate()
     return math.log(rate / none_rate / BAR), math.sqrt(variance + none_variance)
-
-
-def _rate(evidence: Floats) -> tuple[float, float]:
-    """The rate and its relative variance. The variance is that of earned - rate * spent, whose mean
-    is 0."""
-    num_steps, earned, spent = evidence[0].tolist()
-    rate = earned / spent
-    residual = np.array((0.0, 1.0, -rate))
-    squares = max(float(residual @ evidence @ residual), 0.0) / (earned / num_steps) ** 2
-    return rate, (STEP_SD**2 + squares) / (1.0 + num_steps) / num_steps
 
 
 def _bucket(batch_size: int, context_len: float) -> tuple[int, int]:

@@ -20,10 +20,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
+Matrix = list[list[float]]
 
 NOISE = 0.05
 """Relative standard deviation of the duration of a pass. It sets the weight of a step relative to
@@ -52,32 +49,38 @@ after passes with a duration of 0."""
 
 
 class RidgeRegression:
-    """Fits `values` in measured = sum of features * values."""
+    """Fits `values` in measured = sum of features * values, for one or two values.
+
+    It runs in every step, and Python's floats are four times as fast as such small arrays.
+    """
 
     def __init__(self, prior: Sequence[float], sds: Sequence[float]) -> None:
         """prior, sds: prior of each value, and its standard deviation."""
-        self._prior = np.array(prior, dtype=np.float64)
-        self._ridge = np.diag((NOISE / np.array(sds, dtype=np.float64)) ** 2)
-        self._evidence = np.zeros_like(self._ridge)
-        self._pull = np.zeros_like(self._prior)
+        self._prior = tuple(prior)
+        self._ridge = [(NOISE / sd) ** 2 for sd in sds]
+        self._evidence: Matrix = [[0.0] * len(prior) for _ in prior]
+        self._pull = [0.0] * len(prior)
         self._recent = deque([0.0] * RECENT, maxlen=RECENT)
         self._variance = NOISE**2
         self._num_steps = 0
-        self.values = self._prior
+        self.values: Sequence[float] = self._prior
 
-    def predict(self, features: Floats) -> float:
-        return float(features @ self.values)
+    def predict(self, features: Sequence[float]) -> float:
+        return _product(features, self.values)
 
-    def observe(self, features: Floats, measured: float, scale: float) -> None:
+    def observe(self, features: Sequence[float], measured: float, scale: float) -> None:
         """Learn from one measurement. scale: the error is divided by it; same unit as measured."""
-        prior = float(features @ self._prior)
+        prior = _product(features, self._prior)
         scale = max(scale, measured / LARGEST, prior / LARGEST) or 1.0
-        x = features / scale
+        x = [feature / scale for feature in features]
         predicted = self.predict(x)
         error, is_change = self._limited(measured / scale - predicted)
         self._forget(1 - 1 / RECENT if is_change else FORGETTING)
-        self._pull += x * (predicted + error - prior / scale)
-        self._evidence += x[:, None] * x
+        pull = predicted + error - prior / scale
+        for i, xi in enumerate(x):
+            self._pull[i] += xi * pull
+            for j, xj in enumerate(x):
+                self._evidence[i][j] += xi * xj
         self._solve(is_due=is_change or self._num_steps < RECENT)
 
     def fade(self) -> None:
@@ -88,17 +91,18 @@ class RidgeRegression:
 
     def state(self) -> dict[str, Any]:
         """The evidence, as JSON values."""
-        return {"evidence": self._evidence.tolist(), "pull": self._pull.tolist()}
+        return {"evidence": [[*row] for row in self._evidence], "pull": [*self._pull]}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """Start from a saved `state`. kept: factor for its evidence. Raises ValueError if the state
         has another shape or values that are not finite."""
-        evidence, pull = np.array(state["evidence"]), np.array(state["pull"])
-        if evidence.shape != self._evidence.shape or not np.isfinite(evidence).all():
-            raise ValueError(
-                f"evidence must be finite, of shape {self._evidence.shape}, not {evidence.shape}"
-            )
-        self._evidence, self._pull = kept * evidence, kept * pull
+        rows, num = state["evidence"], len(self._prior)
+        if [len(row) for row in (*rows, state["pull"])] != [num] * (num + 1):
+            raise ValueError(f"evidence must be of shape {num, num}, not {rows}")
+        if not all(math.isfinite(value) for row in (*rows, state["pull"]) for value in row):
+            raise ValueError(f"evidence must be finite, not {rows}")
+        self._evidence = [[kept * value for value in row] for row in rows]
+        self._pull = [kept * value for value in state["pull"]]
         self._solve(is_due=True)
 
     def _limited(self, error: float) -> tuple[float, bool]:
@@ -110,13 +114,26 @@ class RidgeRegression:
         return median + beside, abs(median) > CHANGE * max(NOISE, math.sqrt(self._variance))
 
     def _forget(self, kept: float) -> None:
-        self._pull *= kept
-        self._evidence *= kept
+        self._pull = [kept * value for value in self._pull]
+        self._evidence = [[kept * value for value in row] for row in self._evidence]
 
     def _solve(self, *, is_due: bool = False) -> None:
-        """Solve for the values if it is due, else every RECENT steps. Solving takes most of the
-        time."""
+        """Solve for the values if it is due, else every RECENT steps."""
         self._num_steps += 1
         if is_due or self._num_steps % RECENT == 0:
-            matrix = self._evidence + self._ridge
-            self.values = self._prior + np.linalg.solve(matrix, self._pull)
+            changes = _solution(self._evidence, self._ridge, self._pull)
+            self.values = [old + new for old, new in zip(self._prior, changes, strict=True)]
+
+
+def _product(features: Sequence[float], values: Sequence[float]) -> float:
+    return sum([one * other for one, other in zip(features, values, strict=True)])
+
+
+def _solution(evidence: Matrix, ridge: Sequence[float], pull: Sequence[float]) -> list[float]:
+    """x in (evidence + ridge) x = pull, of one or two values; the ridge is on the diagonal."""
+    if len(pull) == 1:
+        return [pull[0] / (evidence[0][0] + ridge[0])]
+    (a, b), (_, d) = evidence
+    a, d = a + ridge[0], d + ridge[1]
+    determinant = a * d - b * b
+    return [(d * pull[0] - b * pull[1]) / determinant, (a * pull[1] - b * pull[0]) / determinant]
