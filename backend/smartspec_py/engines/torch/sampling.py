@@ -30,6 +30,7 @@ token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -128,14 +129,17 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     firsts = list(accumulate((len(one.drafts) + 1 for one in requests), initial=0))[:-1]
     pairs = list(zip(requests, firsts, strict=True))
     shaped = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
-    tokens = shaped.argmax(-1)
+    tokens = best_tokens(shaped, 1)[:, 0]
     for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
         tokens[_index(group, logits)] = _drawn(shaped, group)
-    is_bad = ~logits.amax(-1).isfinite()
+    peaks = logits.amax(-1)
     if any(one.sampling.grammar is not None and one.sampling.grammar.error for one in requests):
-        is_bad |= shaped.amax(-1).isnan()
-    tokens.masked_fill_(is_bad, NO_TOKEN)
-    results, drawn_tokens = [], tokens.tolist()
+        peaks = torch.maximum(peaks, shaped.amax(-1))  # NaN if either is
+    drawn_tokens = [
+        token if math.isfinite(peak) else NO_TOKEN
+        for token, peak in zip(tokens.tolist(), peaks.tolist(), strict=True)
+    ]
+    results = []
     for request, first in pairs:
         drawn = drawn_tokens[first : first + len(request.drafts) + 1]
         path = accepted_path(request.drafts, request.tree, drawn)

@@ -233,9 +233,12 @@ def _with_states(
     events: Sequence[Event], hidden: torch.Tensor, rows: Sequence[Sequence[int]]
 ) -> list[Event]:
     """The events with these rows of a pass's states; failed ones without. One copy for all events,
-    because on a GPU one for each would take longer than the pass of a small model."""
-    every = torch.tensor([i for some in rows for i in some], dtype=torch.long, device=hidden.device)
-    parts = torch.split(hidden.index_select(0, every), [len(some) for some in rows])
+    because on a GPU one for each would take longer than the pass of a small model. No copy if all
+    states are wanted."""
+    every = [i for some in rows for i in some]
+    if every != list(range(len(hidden))):
+        hidden = hidden.index_select(0, torch.tensor(every, device=hidden.device, dtype=torch.long))
+    parts = torch.split(hidden, [len(some) for some in rows])
     pairs = zip(events, parts, strict=True)
     return [
         event._replace(hidden=part)

@@ -109,6 +109,9 @@ def _is_probable(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torc
 
 def best_tokens(logits: torch.Tensor, width: int) -> torch.Tensor:
     """The best `width` tokens of each row [n, width], best first; on ties the lower token id."""
+    if width == 1 and logits.device.type == "cpu":
+        # PyTorch takes ten times as long: 0.2 ms for 8 rows of 49,152.
+        return torch.from_numpy(logits.numpy().argmax(-1, keepdims=True))
     if width == 1:
         return logits.argmax(-1, keepdim=True)
     # A key is the float32 bits as an integer of the same order, then the token, so all keys differ.
