@@ -58,6 +58,7 @@ class OpenVinoEagleRunner(OpenVinoRunner):
     """
 
     _graph_class = _HeadGraph
+    _most_copies = 1
 
     def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
         """config.weights: those of the target."""
@@ -65,14 +66,14 @@ class OpenVinoEagleRunner(OpenVinoRunner):
             config = replace(config, weights="int8")
         super().__init__(head, config, Weights(head.parts.state_dict()))
         self._head, self.states = head, OwnStates(head, config)
-        self._most_padding = 0
         self._num_drafted = head.parts.lm_head.out_features
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
         given = self.states.inputs(inputs).float().numpy()
-        self._request.set_tensor(STATES, ov.Tensor(given))
+        request = self._copies[0].request
+        request.set_tensor(STATES, ov.Tensor(given))
         ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
         wanted = [
             token
@@ -80,12 +81,12 @@ class OpenVinoEagleRunner(OpenVinoRunner):
             for token in range(end - one.num_logits, end)
         ]
         num = len(wanted)
-        self._set_inputs(inputs, wanted or [0])  # some operators fail with no rows
+        self._set_inputs(request, inputs, wanted or [0])  # some operators fail with no rows
         drafted = torch.empty(max(1, num), self._num_drafted)
         states = torch.empty(max(1, num), self._hidden_size)
         for i, one in enumerate((drafted, states)):
-            self._request.set_output_tensor(i, ov.Tensor(one.numpy(), shared_memory=True))
-        self._request.infer()
+            request.set_output_tensor(i, ov.Tensor(one.numpy(), shared_memory=True))
+        request.infer(share_outputs=True)
         self.states.keep(inputs, states[:num])
         self.passes_s += time.perf_counter() - start
         return PassOutput(self._head.all_logits(drafted[:num], self.config.vocab_size))

@@ -303,6 +303,11 @@ class DecoderGraph:
         scaled = op.multiply(shifted, op.constant(found.scale.numpy()))
         return op.reshape(scaled, _ints(num_out, num_groups * self.group), special_zero=False)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(one.byte_size for one in self.memory if isinstance(one, ov.Tensor))
+
     def _constant(self, numbers: torch.Tensor, shape: Sequence[int], dtype: ov.Type) -> Any:
         """A constant on the memory of the numbers, which may hold several values in a byte."""
         array = numbers.numpy()

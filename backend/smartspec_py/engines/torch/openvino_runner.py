@@ -23,9 +23,10 @@ import contextlib
 import math
 import mmap
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -67,11 +68,15 @@ processors that were tried. The choice is not measured at each start, because te
 Without VNNI, OpenVINO 2026.4 converts 8-bit weights to float32, and sums in another order in passes
 of more than 83 tokens, and of more than 4 if a product is 8,192 wide (AVX2, emulated)."""
 
-MOST_PADDING, NUM_LAST, PARAMETERS_PER_LAYER = 8, 8, 50_000_000
+MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
-again: 3 ms with the 30 layers of SmolLM2-135M, half of a pass. So passes get tokens that nobody
-reads, up to the largest size of the last passes to which that costs less: another size costs about
-as much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
+again: 3 ms with the 30 layers of SmolLM2-135M, a third of a pass of one token. So there are several
+copies of the compiled graph, each for the size of its last pass. All copies but the first take at
+most so much memory for their weights."""
+
+MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
+"""A pass can get tokens that nobody reads, so that a copy has its size. Another size costs about as
+much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
 per layer get no padding."""
 
 TRIED_BYTES = 256 << 20
@@ -81,12 +86,21 @@ HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
 
 
+@dataclass(slots=True)
+class _Copy:
+    """A compiled copy of the graph. num_tokens: of its last pass, with padding."""
+
+    request: ov.InferRequest
+    num_tokens: int = 0
+
+
 class OpenVinoRunner(Runner):
     """A model that OpenVINO compiled. config.dtype: the precision of the products. It becomes
     float32 if the processor lacks this precision."""
 
     cache: BlockCache
     _graph_class = DecoderGraph
+    _most_copies = MOST_COPIES
 
     def __init__(self, model: Any, config: RunnerConfig, weights: Weights | None = None) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
@@ -118,17 +132,20 @@ class OpenVinoRunner(Runner):
         graph = self._graph_class(model, of_model, *sizes, is_half)
         built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
         self._memory = graph.memory
-        compiled = core.compile_model(built, "CPU", settings)
-        self.compiled = compiled
-        self._request = compiled.create_infer_request()
+        num_copies = 1 + min(self._most_copies - 1, COPIED_BYTES // max(1, graph.num_bytes))
+        compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
+        self.compiled = compiled[0]
+        self._copies = [_Copy(one.create_infer_request()) for one in compiled]
+        """The one whose last pass was first comes first."""
+        self._places = {one.any_name: i for i, one in enumerate(self.compiled.inputs)}
+        """The index of each input. OpenVINO takes 2 us longer to find it."""
         self._hidden_size: int = model.config.hidden_size
         num_parameters = sum(one.numel() for one in model.parameters())
         wanted = len(model.model.layers) * PARAMETERS_PER_LAYER / num_parameters
         self._most_padding = min(MOST_PADDING, int(wanted))
-        self._last_sizes: deque[int] = deque(maxlen=NUM_LAST)
-        self.cache = BlockCache(compiled, model, config)
-        for name, tensor in self.cache.tensors.items():
-            self._request.set_tensor(name, tensor)
+        self.cache = BlockCache(self.compiled, model, config)
+        for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
+            copy.request.set_tensor(name, tensor)
 
     @property
     def about(self) -> str:
@@ -179,42 +196,46 @@ class OpenVinoRunner(Runner):
         if ends[-1] == 1:
             parts *= 2
         num_tokens = max(2, ends[-1])
-        padding = self._padding(num_tokens)
+        copy = self._copy_for(num_tokens)
+        request, padding = copy.request, copy.num_tokens - num_tokens
         parts += [RowInput(self.config.num_rows, 0, (0,), 0)] * padding
         # Two, because the output layer is a product too, and some operators fail with no rows.
         num_results, layers = max(2, len(wanted)) + padding, self.config.state_layers
-        self._set_inputs(parts, [*wanted, *[0] * (num_results - len(wanted))])
+        self._set_inputs(request, parts, [*wanted, *[0] * (num_results - len(wanted))])
         # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
         logits = torch.empty(num_results, self.config.vocab_size)
-        self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
+        request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
         hidden = None
         if self.config.gives_hidden or layers:
             num_states = num_tokens + padding if layers else num_results
             hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
-            self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
+            request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
             hidden = hidden[: ends[-1] if layers else len(wanted)]
-        self._request.infer()
+        request.infer(share_outputs=True)  # else it also copies them
         self.passes_s += time.perf_counter() - start
         return PassOutput(logits[: len(wanted)], hidden)
 
-    def _padding(self, num_tokens: int) -> int:
-        """Tokens to add, so that the pass has as many as one of the last passes."""
-        if not self._most_padding:
-            return 0
-        self._last_sizes.append(num_tokens)
+    def _copy_for(self, num_tokens: int) -> _Copy:
+        """The copy for a pass of so many tokens: one of that size or little more, or else the one
+        that was not used for the longest time."""
         most = num_tokens + self._most_padding
-        return max([size for size in self._last_sizes if size <= most]) - num_tokens
+        fitting = [one for one in self._copies if num_tokens <= one.num_tokens <= most]
+        found = min(fitting, key=attrgetter("num_tokens"), default=self._copies[0])
+        if not fitting:
+            found.num_tokens = num_tokens
+        self._copies.remove(found)
+        self._copies.append(found)
+        return found
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """Without padding, and behind a pass of the same size, if such passes are padded."""
+        """Without padding, and behind a pass of the same size if there are several copies."""
         given = batch_size, tokens_per_row, context_len, num_logits
         self.cache.occupy(batch_size, min(context_len + tokens_per_row, self.config.max_len))
-        if not self._most_padding:
-            return super().time_pass(*given)
         kept, self._most_padding = self._most_padding, 0
-        super().time_pass(*given)
+        if len(self._copies) > 1:
+            super().time_pass(*given)
         seconds = super().time_pass(*given)
         self._most_padding = kept
         return seconds
@@ -222,7 +243,9 @@ class OpenVinoRunner(Runner):
     def release(self) -> None:
         self.cache.release()
 
-    def _set_inputs(self, parts: Sequence[RowInput], wanted: Sequence[int]) -> None:
+    def _set_inputs(
+        self, request: ov.InferRequest, parts: Sequence[RowInput], wanted: Sequence[int]
+    ) -> None:
         starts = [one.position - one.first for one in parts]
         ends = [start + len(one.tokens) for start, one in zip(starts, parts, strict=True)]
         blocks = [self.cache.blocks(one.row, end) for one, end in zip(parts, ends, strict=True)]
@@ -234,10 +257,10 @@ class OpenVinoRunner(Runner):
             "subsequence_begins": np.cumsum([0, *(len(one.tokens) for one in parts)]),
             "block_indices": [block for found in blocks for block in found],
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
+            LONGEST: max(ends),
         }
-        for name, dtype in INPUTS.items():
-            self._request.set_tensor(name, ov.Tensor(np.asarray(given[name], dtype)))
-        self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
+        for name, dtype in (*INPUTS.items(), (LONGEST, np.int32)):
+            request.set_input_tensor(self._places[name], ov.Tensor(np.asarray(given[name], dtype)))
 
 
 def _group(model: Any) -> int:
