@@ -94,7 +94,7 @@ def test_factors_of_the_target(changes: dict[str, float], seconds: float) -> Non
 
 def test_later_tokens_of_a_row_can_cost_context_too() -> None:
     """2 rows of 2 tokens: 2 s, 2 x 5 x 0.1 s of context, and 2 x 5 x 0.2 s for the second ones."""
-    table = PassTable((1, 2), (1, 2), ((1.0, 1.0), (2.0, 2.0)), 10, 0.1, (), 0.2)
+    table = PassTable((1, 2), (1, 2), ((1.0, 1.0), (2.0, 2.0)), 10, 0.1, 0.2)
     assert table.pass_s(2, 4, 15) == pytest.approx(2.0 + 1.0 + 2.0)
     assert table.pass_s(2, 2, 15) == pytest.approx(2.0 + 1.0)
 
@@ -130,14 +130,3 @@ def test_a_prompt_that_was_measured_is_charged_by_that() -> None:
         [0.0, 0.0, 8.0, 8.5, 10.0]
     )
     assert cost.target_s(1, 5, -1.0) == CostModel(target=TABLE).target_s(1, 5, -1.0)
-
-
-def test_a_change_costs_more_with_more_rows_and_with_a_slower_target() -> None:
-    """1 ms with one row and 4 ms with four: 2 ms with two. A target that takes twice as long takes
-    twice as long to change."""
-    cost = CostModel(replace(TABLE, change_s=(0.001, 0.004)))
-    assert [cost.change_s(rows) for rows in (0, 1, 2, 4)] == pytest.approx([0, 0.001, 0.002, 0.004])
-    assert replace(cost, target_base=2.0).change_s(2) == pytest.approx(0.004)
-    assert CostModel(TABLE).change_s(2) == 0.0
-    with pytest.raises(ValueError, match="change_s"):
-        replace(TABLE, change_s=(0.001,))

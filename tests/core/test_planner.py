@@ -237,23 +237,23 @@ def test_a_prompt_that_is_read_makes_seconds_dearer(
 
 
 @pytest.mark.parametrize(
-    ("last_num_tokens", "draft_len", "seconds"),
+    ("ready_sizes", "draft_len", "seconds"),
     [
         (None, 2, 1.36),  # nothing is charged: 1.75 / 1.36 is more than 1.5 / 1.18
-        (3, 2, 1.36),
-        (2, 1, 1.18),  # 1.5 / 1.18 is more than 1.75 / 1.76
-        (1, 0, 1.0),  # 1 / 1 is more than 1.75 / 1.76
-        (0, 2, 1.76),  # every length pays 0.4 s: 1.75 / 1.76 is more than 1 / 1.4
+        ([3, 1], 2, 1.36),
+        ([2], 1, 1.18),  # 1.5 / 1.18 is more than 1.75 / 1.76
+        ([1, 9], 0, 1.0),  # 1 / 1 is more than 1.75 / 1.76
+        ([], 2, 1.76),  # every length pays 0.4 s: 1.75 / 1.76 is more than 1 / 1.4
     ],
 )
-def test_another_number_of_tokens_is_charged(
-    last_num_tokens: int | None, draft_len: int, seconds: float
+def test_a_pass_that_is_not_ready_is_charged(
+    ready_sizes: list[int] | None, draft_len: int, seconds: float
 ) -> None:
     """One sequence, half of the drafts are right and free to make. A pass takes 1 s, 0.18 s for
-    each draft, and 0.4 s if the pass before had another number of tokens."""
+    each draft, and 0.4 s if its number of tokens is not ready."""
     cost = affine_cost(base_s=1.0, row_s=0.0, token_s=0.18)
-    cost = replace(cost, target=replace(cost.target, change_s=(0.4, 0.4)))
-    settings = PlannerSettings(last_num_tokens=last_num_tokens)
+    cost = replace(cost, change_s=0.4)
+    settings = PlannerSettings(ready_sizes=ready_sizes)
     chosen = plan([view(accept_prob=0.5, has_draft_passes=False)], cost, settings)
     assert lengths(chosen) == [draft_len]
     assert chosen.expected_s == pytest.approx(seconds)

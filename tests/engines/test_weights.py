@@ -77,6 +77,20 @@ def test_auto_is_int8_for_large_models(
     assert runner.config.weights == weights
 
 
+def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of 10 tokens gets two more and runs where 12 did. One of 5 replaces the size that was
+    not used for the longest time."""
+    runner = OpenVinoRunner(make_model("llama"), CONFIG)
+    for num_tokens, sizes in ((12, {12}), (20, {12, 20}), (30, {12, 20, 30}), (10, {12, 20, 30})):
+        runner.forward([RowInput(0, 0, [3] * num_tokens, 1, (), num_tokens)])
+        assert set(runner.ready_sizes) >= {size - i for size in sizes for i in range(3)}
+    assert len(set(runner.ready_sizes)) == 3 * 3
+    runner.forward([RowInput(0, 0, [3] * 5, 1, (), 5)])
+    assert set(runner.ready_sizes) == {3, 4, 5, 10, 11, 12, 28, 29, 30}
+    monkeypatch.setattr(openvino_runner, "COPIED_BYTES", 0)
+    assert len(OpenVinoRunner(make_model("llama"), CONFIG).ready_sizes) == 3
+
+
 @pytest.mark.parametrize("form", ["safetensors", "shards", "bin"])
 def test_files_give_what_the_model_in_memory_gives(tmp_path: Path, form: str) -> None:
     model = make_model("qwen2, one key head")

@@ -68,7 +68,7 @@ def test_a_plan_is_the_planners_where_nobody_objects() -> None:
     run(made, views, 50)
     decision = made.plan(views)
     assert decision.reason is Reason.PLANNED
-    assert replace(decision.settings, last_num_tokens=None) == made.settings
+    assert replace(decision.settings, ready_sizes=None) == made.settings
     assert decision.plan == plan(views, decision.cost, decision.settings)
     assert (decision.plan.draft_lens[2], decision.plan.draft_lens[3]) == (2, 0)
 
@@ -94,17 +94,18 @@ def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
     probing = [d for d in run(made, views[:2], 600) if d.reason is Reason.PROBE]
     assert [d.plan.draft_lens for d in probing] == [{1: PROBE_DRAFT_LEN, 2: 0}]
     forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})
-    assert replace(probing[0].settings, last_num_tokens=None) == forced
+    assert replace(probing[0].settings, ready_sizes=None) == forced
     assert plan(views, COST, forced).draft_lens == {1: PROBE_DRAFT_LEN, 2: 0, 3: 1}
 
 
-def test_three_of_four_plans_are_charged_for_another_number_of_tokens() -> None:
-    """Two sequences with 3 drafts each are 8 tokens; before the first step nothing was run. Beside
-    a prompt every plan is charged."""
-    made, views = controller(), [view(1, "fixed:3"), view(2, "fixed:3")]
-    charged = [decision.settings.last_num_tokens for decision in run(made, views, 6)]
-    assert charged == [0, 8, 8, None, 8, 8]
-    assert made.plan(views, num_prefilling=1).settings.last_num_tokens == 0
+def test_three_of_four_plans_are_charged_for_sizes_that_are_not_ready() -> None:
+    """Beside a prompt, no size is ready."""
+    made, views = controller(), [view(1, "fixed:3")]
+    charged = [made.plan(views, 0, [8, 4]).settings.ready_sizes for _ in range(6)]
+    assert charged == [[8, 4], [8, 4], [8, 4], None, [8, 4], [8, 4]]
+    assert made.plan(views, 1, [8, 4]).settings.ready_sizes == ()
+    made = record(made.plan(views), drafted={1: 3})
+    assert [measured(made, sizes).is_ready for sizes in ([8, 4], [8])] == [True, False]
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed:3"])
@@ -151,7 +152,7 @@ def test_plans_that_come_to_nothing_take_one_percent_of_the_time() -> None:
 
 def test_the_time_of_the_views_counts_as_planning() -> None:
     made = record(controller().plan([view(1)]), views_s=0.25, plan_s=0.5)
-    assert measured(made, 0).plan_s == 0.75
+    assert measured(made, ()).plan_s == 0.75
 
 
 def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> None:
@@ -215,7 +216,7 @@ def test_the_time_of_heads_is_neither_host_time_nor_that_of_draft_passes(
     views = [SequenceView(n, 100, 100, "fixed:4", (one,)) for n, one in enumerate(options, 1)]
     decision = controller().plan(views)
     step = measured(
-        record(decision, drafted=drafted, draft_s=0.003, target_s=0.010, total_s=0.015), 0
+        record(decision, drafted=drafted, draft_s=0.003, target_s=0.010, total_s=0.015), ()
     )
     assert step.draft_s == pytest.approx(draft_s)
     assert step.fixed_draft_s == pytest.approx(fixed_draft_s)

@@ -6,8 +6,10 @@ import errno
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,19 +107,22 @@ def test_a_prompt_is_timed_as_it_is_read() -> None:
 
 
 def test_what_another_number_of_tokens_costs_is_kept_apart() -> None:
-    """Half a second more for each row if the pass before had another number of tokens."""
-    last_num_tokens = 0
+    """Half a second more if none of the last three passes had as many tokens. Less than a fiftieth
+    of a pass is chance."""
+    last: deque[int] = deque(maxlen=3)
 
-    def changing(rows: int, tokens: int, *more: int) -> float:
-        nonlocal last_num_tokens
-        before, last_num_tokens = last_num_tokens, rows * tokens
-        return by_hand(rows, tokens, *more) + 0.5 * rows * (before != last_num_tokens)
+    def changing(rows: int, tokens: int, *more: int, change_s: float = 0.5) -> float:
+        is_ready = rows * tokens in last
+        last.append(rows * tokens)
+        return by_hand(rows, tokens, *more) + change_s * (not is_ready)
 
-    target = profile(CountingEngine(changing), None, SHAPE).target
-    assert target.change_s == pytest.approx([0.5 * rows for rows in target.rows])
-    steady = profile(CountingEngine(), None, SHAPE).target
-    assert steady.change_s == pytest.approx([0.0] * len(target.rows))
-    assert target.seconds == tuple(map(pytest.approx, steady.seconds))
+    found = profile(CountingEngine(changing), None, SHAPE)
+    assert found.change_s == pytest.approx(0.5)
+    steady = profile(CountingEngine(), None, SHAPE)
+    assert steady.change_s == 0.0
+    assert found.target.seconds == tuple(map(pytest.approx, steady.target.seconds))
+    by_chance = CountingEngine(partial(changing, change_s=0.01))
+    assert profile(by_chance, None, SHAPE).change_s == 0.0
 
 
 def test_draft_passes_are_timed_behind_passes_of_the_target() -> None:
@@ -269,18 +274,24 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
         assert part in identity
 
 
-NUM_POINTS = 4 * 5 + 4 + 2 + 4
-"""Of SHAPE: rows by tokens, a repeat by rows, two at a shorter context, and prompts."""
+NUM_POINTS = 4 * 5 + 2 + 4
+"""Of SHAPE: rows by tokens, two at a shorter context, and prompts."""
+NUM_CHANGE = 4 + 2
+"""The passes that find out what another number of tokens costs."""
 NUM_FIRST = 4 * 5 + 2
 """The first pass of each size and of each table pays for allocations."""
 
 
 @pytest.mark.parametrize(
     ("budget_s", "num_passes"),
-    [(0.0, NUM_POINTS + NUM_FIRST), (50.0, 50 + 4 + 1), (math.inf, 5 * NUM_POINTS + NUM_FIRST)],
+    [
+        (0.0, NUM_CHANGE + NUM_POINTS + NUM_FIRST),
+        (80.0, 80 + 4 + 1),
+        (math.inf, 5 * (NUM_CHANGE + NUM_POINTS) + NUM_FIRST),
+    ],
 )
 def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: int) -> None:
-    """Of 50 s, 47 are the first round of the target, and 3 begin its second."""
+    """Of 80 s, 30 are for other numbers of tokens, 43 for the first round, 7 for the second."""
     clock = VirtualClock()
 
     def slow(*point: int) -> float:
@@ -303,7 +314,7 @@ def test_long_passes_are_timed_twice_and_the_longest_not_at_all(
     monkeypatch.setattr(module, "LONG_S", long_s)
     engine = CountingEngine()
     cost = profile(engine, None, SHAPE)
-    assert engine.num_passes == num_sizes + 1 + 2 * (num_sizes + 4 + 2) + 1 + 2 * 4
+    assert engine.num_passes == 5 * NUM_CHANGE + num_sizes + 1 + 2 * (num_sizes + 2) + 1 + 2 * 4
     assert cost.target.seconds[-1] == pytest.approx((10, 13, 16, 19, 22))
 
 

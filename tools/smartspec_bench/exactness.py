@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -47,7 +47,12 @@ class ForcedDrafting(Controller):
     def __init__(self, max_draft_len: int, max_sequences: int) -> None:
         super().__init__(CHEAP_DRAFTS, max_draft_len, max_sequences)
 
-    def plan(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
+    def plan(
+        self,
+        views: Sequence[SequenceView],
+        num_prefilling: int = 0,
+        ready_sizes: Collection[int] = (),
+    ) -> Decision:
         return self._decide(views, replace(self.settings, num_prefilling=num_prefilling))
 
     def observe(self, record: StepRecord) -> None:

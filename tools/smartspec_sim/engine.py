@@ -6,7 +6,7 @@ work, as in the PyTorch engine. Verifications, single tokens and prompt chunks s
 the virtual clock it takes, in seconds,
 
     target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s
-    +  change_s(rows) if the previous pass had another number of tokens
+    +  change_s if the previous pass had another number of tokens
 
 The first term counts decoding rows and their tokens, or one row and one token if none decodes. A
 cost model without prompt costs counts prompt chunks as normal rows and tokens. The decode bursts of
@@ -15,7 +15,7 @@ TensorRT-LLM are not modelled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -71,7 +71,7 @@ class SimTarget:
         self._texts = texts
         self._num_known: dict[SequenceId, int] = {}  # prompt and generated tokens
         self._work: list[Work] = []
-        self._last_num_tokens = 0
+        self.ready_sizes: Collection[int] = ()
         self.busy_s = 0.0
 
     @property
@@ -115,8 +115,8 @@ class SimTarget:
             context += self._num_known[item.sequence]
             if isinstance(item, Verify):
                 num_tokens += len(item.drafts)
-        cost, is_repeat = self._cost, num_tokens + num_prompt == self._last_num_tokens
-        self._last_num_tokens = num_tokens + num_prompt
+        cost, is_ready = self._cost, num_tokens + num_prompt in self.ready_sizes
+        self.ready_sizes = (num_tokens + num_prompt,)
         if cost.prompt is None:
             batch_size, num_tokens = len(work), num_tokens + num_prompt
             context, num_prompt = context + prompt_context, 0
@@ -124,7 +124,7 @@ class SimTarget:
         pass_s = cost.target_s(rows, max(1, num_tokens), context / rows)
         if num_prompt:
             pass_s += cost.prefill_s(num_prompt)
-        return pass_s if is_repeat else pass_s + cost.change_s(rows)
+        return pass_s if is_ready else pass_s + cost.change_s
 
     def _event(self, item: Work, pass_s: float) -> Event:
         """Passes arguments by position, because keyword arguments take 1.5 times as long and this

@@ -18,7 +18,7 @@ With a cost model, passes take time on a clock, which may be virtual. Without on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from smartspec_py.core.cost import CostModel
@@ -87,6 +87,8 @@ class FakeTarget:
 
     Wrong calls raise AssertionError, or KeyError for a sequence that is not held.
     """
+
+    ready_sizes: Collection[int] = ()
 
     def __init__(
         self,

@@ -33,12 +33,10 @@ class PassTable:
     rows: numbers of sequences, ascending.
     tokens_per_row: numbers of tokens per sequence, ascending.
     seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens of context per
-        row, after a pass with the same number of tokens.
+        row, without `CostModel.change_s`.
     context_s: additional seconds per token of context, per row.
     context_token_s: the same for each token of a row after its first. It is 0 if a pass reads the
         keys of a row once, and not if it reads them for each token.
-    change_s: [len(rows)], additional seconds if the previous pass had a different number of tokens;
-        empty if that makes no difference.
     """
 
     rows: tuple[int, ...]
@@ -46,7 +44,6 @@ class PassTable:
     seconds: tuple[tuple[float, ...], ...]
     context_len: int = 0
     context_s: float = 0.0
-    change_s: tuple[float, ...] = ()
     context_token_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -55,8 +52,6 @@ class PassTable:
                 raise ValueError(f"{name} must ascend from 1 or more, got {axis}")
         if [len(line) for line in self.seconds] != [len(self.tokens_per_row)] * len(self.rows):
             raise ValueError("seconds must have the shape [len(rows)][len(tokens_per_row)]")
-        if len(self.change_s) not in (0, len(self.rows)):
-            raise ValueError("change_s must be empty or have one entry per entry of rows")
 
     def pass_s(self, batch_size: int, num_tokens: float, context_len: float = -1.0) -> float:
         """Seconds of a pass with `num_tokens` tokens in total and `batch_size` sequences.
@@ -119,6 +114,8 @@ class CostModel:
 
     draft: None if the cost of proposing is negligible, as with prompt lookup.
     host_s: seconds of the loop's own work in a step.
+    change_s: additional seconds of a target pass if the engine must prepare for its number of
+        tokens; 0 if it never does.
     catch_up_s: seconds per token that an outdated draft cache must process before drafting.
     prompt: passes of one row over a prompt chunk without earlier context. Only the last token of
         the chunk needs logits. If None, a prompt token costs as much as a draft to verify.
@@ -134,6 +131,7 @@ class CostModel:
     target: PassTable
     draft: PassTable | None = None
     host_s: float = 0.0
+    change_s: float = 0.0
     catch_up_s: float = 0.0
     target_base: float = 1.0
     target_slope: float = 1.0
@@ -152,15 +150,6 @@ class CostModel:
         one_token_s = self.target.one_token_s(batch_size, context_len)
         fixed_s = (self.target_base - self.target_slope) * one_token_s
         return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
-
-    def change_s(self, batch_size: int) -> float:
-        """Additional seconds of a target pass whose number of tokens differs from the previous
-        pass, because the engine must prepare for a new size."""
-        if not self.target.change_s or batch_size <= 0:
-            return 0.0
-        return self.target_base * float(
-            np.interp(batch_size, self.target.rows, self.target.change_s)
-        )
 
     def draft_s(self, batch_size: int) -> float:
         """Seconds of one draft pass that drafts one token for each of `batch_size` sequences."""

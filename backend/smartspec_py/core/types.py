@@ -266,7 +266,7 @@ class MeasuredStep:
     plan_s: part of total_s that making the views and choosing draft lengths took.
     num_prefill_tokens: prompt tokens in the same target pass.
     num_catch_up_tokens: tokens that outdated draft caches had to process first.
-    is_repeat: whether the target pass had as many tokens as the previous one.
+    is_ready: whether the target pass needed no preparation for its number of tokens.
     """
 
     batch_size: int
@@ -281,7 +281,7 @@ class MeasuredStep:
     fixed_draft_s: float = 0.0
     num_prefill_tokens: int = 0
     num_catch_up_tokens: int = 0
-    is_repeat: bool = True
+    is_ready: bool = True
 
     @property
     def is_speculating(self) -> bool:

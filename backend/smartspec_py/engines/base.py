@@ -24,7 +24,7 @@ Rules of a target:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -162,6 +162,12 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> TargetCapabilities: ...
+
+    @property
+    def ready_sizes(self) -> Collection[int]:
+        """Numbers of tokens that a pass can have without `PassTable.change_s`. Empty if the engine
+        prepares for none."""
+        ...
 
     def begin(
         self,

@@ -27,7 +27,7 @@ from smartspec_py.engines.base import Profilable
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 10
+PROFILE_VERSION = 11
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
@@ -48,6 +48,10 @@ on two cores of an Intel Xeon with AMX: 256 tokens in bfloat16 and 128 in float3
 
 CATCH_UP_TOKENS = (16, 80)
 """Tokens of two passes of the draft model. Their difference gives the cost of one token."""
+
+OTHER_SIZES, LEAST_CHANGE = (4, 5, 6, 7), 0.02
+"""Tokens of passes that are run to find out what another number costs: more than an engine keeps
+ready. If that is a smaller share of a pass, it is taken as 0."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
@@ -76,8 +80,6 @@ class _Pass(NamedTuple):
     tokens_per_row: int
     context_len: int
     num_logits: int | None = None
-    is_repeat: bool = False
-    """Whether it is timed behind one with as many tokens."""
 
 
 def read_profile(path: Path) -> dict[str, Any]:
@@ -136,24 +138,31 @@ def profile(
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
     timer = _Timer(is_over, "target", target)
-    table = timer.table(rows, tokens, shape.context_len, has_change=True)
+    change_s = _change_s(target, is_over)
+    table = timer.table(rows, tokens, shape.context_len, is_ready=change_s > 0.0)
     prompt = _prompt_table(_Timer(is_over, "prompt", target), shape)
     if draft is None:
-        return CostModel(target=table, prompt=prompt)
+        return CostModel(target=table, prompt=prompt, change_s=change_s)
     # The cost of one token in a pass that reads the tokens missing from the draft cache.
     few, many = CATCH_UP_TOKENS
     few_s, many_s = _Timer(is_over, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
     catch_up_s = max(0.0, many_s - few_s) / (many - few)
     draft_table = _Timer(is_over, "draft", draft, target).table(rows, (1,), shape.context_len)
-    return CostModel(table, draft_table, catch_up_s=catch_up_s, prompt=prompt)
+    return CostModel(table, draft_table, change_s=change_s, catch_up_s=catch_up_s, prompt=prompt)
 
 
-def _unlike_the_one_before(one: _Pass) -> tuple[float, ...]:
-    """The order of timed passes: each has another number of tokens than the one before, unless it
-    repeats it. A pass of two tokens comes behind one of three, because OpenVINO computes a lone
-    token twice."""
-    tokens = 3.5 if one.tokens_per_row == 2 else one.tokens_per_row
-    return one.batch_size, tokens, one.context_len, one.is_repeat
+def _change_s(engine: Profilable, is_over: Callable[[], bool]) -> float:
+    """`CostModel.change_s`: a pass behind several of other sizes, and behind one of its own."""
+    behind_others, again = [], []
+    for number in range(NUM_ROUNDS):
+        if number and is_over():
+            break
+        for num_tokens in OTHER_SIZES:
+            engine.time_pass(1, num_tokens, 0, 1)
+        behind_others.append(engine.time_pass(1, OTHER_SIZES[0] - 1, 0, 1))
+        again.append(engine.time_pass(1, OTHER_SIZES[0] - 1, 0, 1))
+    change_s = min(behind_others) - min(again)
+    return change_s if change_s > LEAST_CHANGE * min(again) else 0.0
 
 
 def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
@@ -193,28 +202,26 @@ class _Timer:
         behind: Profilable | None = None,
     ) -> None:
         self._is_over, self._name, self._engine, self._behind = is_over, name, engine, behind
+        self._is_ready = False
 
     def table(
         self,
         rows: tuple[int, ...],
         tokens: tuple[int, ...],
         context_len: int,
-        has_change: bool = False,
+        is_ready: bool = False,
     ) -> PassTable:
-        """has_change: whether to find out what another number of tokens than before costs."""
+        """is_ready: whether each pass is timed behind one of the same size."""
+        self._is_ready = is_ready
         # The largest batch shows the effect of context best: it reads the most keys and values.
         shorter = context_len // 4
         lines = {r: self._line(r, tokens, context_len) for r in rows}
         points = [point for line in lines.values() for point in line]
         at_shorter = _Pass(rows[-1], tokens[0], shorter)
-        repeats = [line[:3][-1]._replace(is_repeat=True) for line in lines.values()]
-        if not has_change:
-            repeats = []
         # The pass with the most tokens after the first of their rows.
         longest = max(points, key=lambda one: one.batch_size * (one.tokens_per_row - 1))
         longest_at_shorter = longest._replace(context_len=shorter)
-        ordered = sorted([*points, *repeats], key=_unlike_the_one_before)
-        timed = [*ordered, longest_at_shorter, at_shorter]
+        timed = [*points, longest_at_shorter, at_shorter]
         best = dict(zip(timed, self._best_s(timed), strict=True))
         saved_s = max(0.0, best[lines[rows[-1]][0]] - best[at_shorter])
         num_less = max(1, context_len - shorter)
@@ -224,17 +231,12 @@ class _Timer:
         )
         num_more = longest.batch_size * (longest.tokens_per_row - 1)
         context_token_s = max(0.0, saved_s) / (num_less * max(1, num_more))
-        change_s = [max(0.0, best[one._replace(is_repeat=False)] - best[one]) for one in repeats]
         seconds = []
-        for index, line in enumerate(lines.values()):
-            less = change_s[index] if has_change else 0.0
-            known = [max(0.0, best[point] - less) for point in line]
+        for line in lines.values():
+            known = [best[point] for point in line]
             counts = tokens[: len(known)]
             seconds.append(tuple(interpolate(num, counts, known) for num in tokens))
-        return PassTable(
-            *(rows, tokens, tuple(seconds), context_len, context_s, tuple(change_s)),
-            context_token_s,
-        )
+        return PassTable(rows, tokens, tuple(seconds), context_len, context_s, context_token_s)
 
     def _line(self, rows: int, tokens: tuple[int, ...], context_len: int) -> list[_Pass]:
         """The passes of so many rows that are worth timing, see LONG_S; at least two.
@@ -246,7 +248,7 @@ class _Timer:
             if len(line) > 1 and seconds > LONG_S:
                 break
             line.append(_Pass(rows, num, context_len))
-            seconds = self._engine.time_pass(*line[-1][:4])
+            seconds = self._engine.time_pass(*line[-1])
         return line
 
     def prompt_s(self, tokens: Sequence[int]) -> list[float]:
@@ -259,18 +261,15 @@ class _Timer:
         Disturbances only make a pass longer, so the best time is the time of the pass itself. Each
         round covers all points, so that a disturbance does not affect a single point only.
         """
-        self._engine.time_pass(*points[-1][:4])  # the first pass pays for allocations
+        self._engine.time_pass(*points[-1])  # the first pass pays for allocations
         best_s, total_s = [math.inf] * len(points), [0.0] * len(points)
-        is_done = False
         for number in range(NUM_ROUNDS):
             logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
             for index, point in enumerate(points):
                 if number and self._is_over():
                     logger.warning("limits.profile_s has passed: costs are from fewer rounds")
                     return best_s
-                if not point.is_repeat:  # which is timed behind the point before it
-                    is_done = number > 1 and total_s[index] > ENOUGH_S
-                if is_done:
+                if number > 1 and total_s[index] > ENOUGH_S:
                     continue
                 seconds = self._pass_s(point)
                 best_s[index] = min(best_s[index], seconds)
@@ -278,10 +277,12 @@ class _Timer:
         return best_s
 
     def _pass_s(self, point: _Pass) -> float:
+        if self._is_ready:
+            self._engine.time_pass(*point)
         if self._behind is None:
-            return self._engine.time_pass(*point[:4])
+            return self._engine.time_pass(*point)
         self._behind.time_pass(1, 1, 0)
-        return (self._engine.time_pass(*point[:4]) + self._engine.time_pass(*point[:4])) / 2
+        return (self._engine.time_pass(*point) + self._engine.time_pass(*point)) / 2
 
 
 def cached_profile(

@@ -10,7 +10,7 @@ Guard and probes do not affect sequences with the policies `none` and `fixed:K`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,10 +36,10 @@ PROBE_DRAFT_LEN = 2
 """Draft length of a probe. Two passes separate the fixed cost from the cost per pass."""
 
 STEPS_PER_LENGTH = 4
-"""One step in so many is planned as if its lengths stay. The others are charged for a change of
-the number of tokens (`CostModel.change_s`). If all were charged, a length that gains a little in
-each step would never be chosen. In the simulator, 4 serves as many tokens/s as 16 and 64 do, and
-latency at 0.7 of saturation is 1 % lower."""
+"""One step in so many is planned as if its lengths stay. The others are charged if the engine must
+prepare for the number of tokens (`CostModel.change_s`). If all were charged, a length that gains a
+little in each step would never be chosen. In the simulator, 4 serves as many tokens/s as 16 and 64
+do, and latency at 0.7 of saturation is 1 % lower."""
 
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -65,7 +65,7 @@ class Controller:
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self.settings = PlannerSettings(batch_table=table)
-        self._last_num_tokens = 0
+        self._ready_sizes: Collection[int] = ()
         self._num_plans = 0
 
     @property
@@ -94,8 +94,14 @@ class Controller:
         """
         return not (must_search or self._plan_budget.allows(batch_size))
 
-    def plan(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
-        """num_prefilling: see `PlannerSettings`."""
+    def plan(
+        self,
+        views: Sequence[SequenceView],
+        num_prefilling: int = 0,
+        ready_sizes: Collection[int] = (),
+    ) -> Decision:
+        """num_prefilling, ready_sizes: see `PlannerSettings`."""
+        self._ready_sizes = ready_sizes
         settings = self._step_settings(num_prefilling)
         learning = [view for view in views if view.policy in LEARNING]
         if not learning:
@@ -125,10 +131,9 @@ class Controller:
     def observe(self, record: StepRecord) -> None:
         """Learn from the result of a decision, if there were decoding sequences."""
         decision, views = record.decision, record.decision.views
-        last_num_tokens, self._last_num_tokens = self._last_num_tokens, record.num_target_tokens
         if record.between_s + record.total_s <= 0.0 or not views:
             return
-        step = measured(record, last_num_tokens)
+        step = measured(record, self._ready_sizes)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._corrections.observe(step)
         policies = {view.policy for view in views}
@@ -142,14 +147,12 @@ class Controller:
     def _step_settings(self, num_prefilling: int) -> PlannerSettings:
         """The planner's settings for the next step. See STEPS_PER_LENGTH."""
         self._num_plans += 1
-        last_num_tokens: int | None = self._last_num_tokens
+        ready_sizes: Collection[int] | None = self._ready_sizes
         if num_prefilling:
-            last_num_tokens = 0  # no pass is like the one before
+            ready_sizes = ()  # prompt chunks have many sizes
         elif self._num_plans % STEPS_PER_LENGTH == 0:
-            last_num_tokens = None
-        return replace(
-            self.settings, num_prefilling=num_prefilling, last_num_tokens=last_num_tokens
-        )
+            ready_sizes = None
+        return replace(self.settings, num_prefilling=num_prefilling, ready_sizes=ready_sizes)
 
     def _decide(
         self,
@@ -165,18 +168,18 @@ class Controller:
         is_searched = is_probe or not decision.settings.forced
         pays = is_probe
         if is_searched and step.is_speculating and not is_probe:
-            unchanged = replace(decision.settings, last_num_tokens=None)
+            unchanged = replace(decision.settings, ready_sizes=None)
             none = without_drafts(decision.views, decision.cost, unchanged)
             pays = self._plan_budget.pays(decision.plan, none)
         plan_s = step.plan_s if is_searched else None
         self._plan_budget.observe(step.batch_size, plan_s, step.total_s, is_poor=not pays)
 
 
-def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
+def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
     """What is learned from a step. Its time counts from the end of the step before, unless the loop
     was idle.
 
-    last_num_tokens: of the target pass before.
+    ready_sizes: before the step, see `PlannerSettings`.
     """
     decision, drafted, fixed_s = record.decision, record.drafted, 0.0
     lengths, lags = [], []  # of the sequences that a draft model drafted for
@@ -205,7 +208,7 @@ def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
         plan_s=record.views_s + record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
         num_catch_up_tokens=sum(lags),
-        is_repeat=record.num_target_tokens == last_num_tokens,
+        is_ready=record.num_target_tokens in ready_sizes,
     )
 
 

@@ -188,7 +188,7 @@ class StepLoop:
             skip_search = controller.skips_search(len(ready), must_search)
             views = speculation.views(ready, limits, watch.start_s, skip_search=skip_search)
             watch.mark("views_s")
-            decision = controller.plan(views, num_prefilling)
+            decision = controller.plan(views, num_prefilling, self._target.ready_sizes)
             watch.mark("plan_s")
             self.flush()
             drafts = speculation.propose(ready, views, decision.plan)

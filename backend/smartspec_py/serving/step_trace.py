@@ -22,7 +22,7 @@ from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.step import StepRecord
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 7
+STEP_VERSION = 8
 """Increase it if the meaning of a stored number changes."""
 
 NUMBERS = (
@@ -92,7 +92,7 @@ def step_line(step: StepRecord) -> str:
             },
             "factors": {name: getattr(decision.cost, name) for name in FACTORS},
             "num_prefilling": settings.num_prefilling,
-            "last_num_tokens": settings.last_num_tokens,
+            "ready_sizes": None if settings.ready_sizes is None else [*settings.ready_sizes],
             "forced": list(settings.forced.items()),
             "events": [
                 {

@@ -118,8 +118,8 @@ class CostCorrections:
         one token per row, its additional time to verify drafts, and draft passes with catch-up."""
         profile, rows = self._profile, max(1, step.batch_size)
         alone_s = one_token_s = profile.target.one_token_s(rows, step.context_len)
-        if not step.is_repeat:
-            one_token_s += profile.change_s(rows)
+        if not step.is_ready:
+            one_token_s += profile.change_s
         drafts_s = passes_s = 0.0
         if step.num_tokens > rows:
             drafts_s = profile.target.pass_s(rows, step.num_tokens, step.context_len) - alone_s
@@ -136,6 +136,7 @@ class CostCorrections:
         return replace(
             self._profile,
             host_s=max(0.0, self._host.values[0]) * self._unit_s,
+            change_s=_bounded(base) * self._profile.change_s,
             catch_up_s=draft * self._profile.catch_up_s,
             target_base=_bounded(base),
             target_slope=_bounded(SHARED * base + drafts),

@@ -20,7 +20,7 @@ choices as fixed and assumes no drafts for sequences that have no choice yet.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -82,16 +82,16 @@ class PlannerSettings:
 
     batch_table: table for sequences with the policy `batch_table`.
     num_prefilling: requests in prefill during the step. They gain nothing from drafts.
-    last_num_tokens: tokens of the previous target pass. A pass with a different number costs
-        `CostModel.change_s` more. 0 charges every pass. None charges no pass, which is the cost of
-        a draft length that stays the same.
+    ready_sizes: the numbers of tokens that a target pass can have without preparation. Others cost
+        `CostModel.change_s` more. None charges no pass, which is the cost of a draft length that
+        stays the same.
     forced: draft lengths by sequence that replace the choice of its policy, limited by
         `max_draft_len`.
     """
 
     batch_table: BatchTable | None = None
     num_prefilling: int = 0
-    last_num_tokens: int | None = None
+    ready_sizes: Collection[int] | None = None
     forced: Mapping[SequenceId, int] = field(default_factory=dict)
 
 
@@ -150,7 +150,7 @@ def _problem_of(
     settings: PlannerSettings,
     given: Sequence[int | None] = (),
 ) -> PlanProblem:
-    return problem_of(views, cost, given, settings.num_prefilling, settings.last_num_tokens)
+    return problem_of(views, cost, given, settings.num_prefilling, settings.ready_sizes)
 
 
 def evaluate(
@@ -181,8 +181,8 @@ def without_drafts(
     num_tokens = len(views)
     context_len = sum([view.context_len for view in views]) / num_tokens
     seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.host_s
-    if settings.last_num_tokens not in (None, num_tokens):
-        seconds += cost.change_s(num_tokens)
+    if settings.ready_sizes is not None and num_tokens not in settings.ready_sizes:
+        seconds += cost.change_s
     draft_lens = dict.fromkeys([view.sequence for view in views], 0)
     return SpecPlan(draft_lens, float(num_tokens), max(seconds, MIN_STEP_S))
 

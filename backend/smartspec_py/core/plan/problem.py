@@ -16,7 +16,7 @@ only and do not modify them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -166,12 +166,12 @@ def problem_of(
     cost: CostModel,
     given: Sequence[int | None] = (),
     num_prefilling: int = 0,
-    last_num_tokens: int | None = None,
+    ready_sizes: Collection[int] | None = None,
 ) -> PlanProblem:
     """Build the problem of these views. At least one view is required.
 
     given: the draft length of each sequence, before the limit of its first option; None if it is to
-        be chosen; empty if all are. num_prefilling, last_num_tokens: see `planner.PlannerSettings`.
+        be chosen; empty if all are. num_prefilling, ready_sizes: see `planner.PlannerSettings`.
     """
     batch_size = len(views)
     context_lens, remaining, each, targets = zip(*map(_FIELDS, views), strict=True)
@@ -195,8 +195,8 @@ def problem_of(
     gains = np.zeros((len(options), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
-    if last_num_tokens is not None:
-        verify_s = verify_s + cost.change_s(batch_size) * (num_tokens != last_num_tokens)
+    if ready_sizes is not None and cost.change_s:
+        verify_s = verify_s + cost.change_s * np.isin(num_tokens, list(ready_sizes), invert=True)
     fixed_s = np.array(drafts_s)
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_PER_STEP, 1.0)

@@ -23,7 +23,7 @@ import contextlib
 import math
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import attrgetter
@@ -35,6 +35,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.context import free_bytes
 from smartspec_py.engines.torch.openvino_graph import (
     BLOCK_LEN,
     INPUTS,
@@ -71,8 +72,8 @@ of more than 83 tokens, and of more than 4 if a product is 8,192 wide (AVX2, emu
 MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
 again: 3 ms with the 30 layers of SmolLM2-135M, a third of a pass of one token. So there are several
-copies of the compiled graph, each for the size of its last pass. All copies but the first take at
-most so much memory for their weights."""
+copies of the compiled graph, each ready for the size of its last pass. All copies but the first
+take at most so much memory for their weights, and an eighth of what is free."""
 
 MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
 """A pass can get tokens that nobody reads, so that a copy has its size. Another size costs about as
@@ -132,7 +133,8 @@ class OpenVinoRunner(Runner):
         graph = self._graph_class(model, of_model, *sizes, is_half)
         built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
         self._memory = graph.memory
-        num_copies = 1 + min(self._most_copies - 1, COPIED_BYTES // max(1, graph.num_bytes))
+        most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8)
+        num_copies = 1 + min(self._most_copies - 1, most_bytes // max(1, graph.num_bytes))
         compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
         self.compiled = compiled[0]
         self._copies = [_Copy(one.create_infer_request()) for one in compiled]
@@ -215,6 +217,13 @@ class OpenVinoRunner(Runner):
         self.passes_s += time.perf_counter() - start
         return PassOutput(logits[: len(wanted)], hidden)
 
+    @property
+    def ready_sizes(self) -> Collection[int]:
+        """With padding. A lone token is computed twice."""
+        paddings = range(self._most_padding + 1)
+        sizes = {one.num_tokens - padding for one in self._copies for padding in paddings}
+        return sizes | {1} if 2 in sizes else sizes
+
     def _copy_for(self, num_tokens: int) -> _Copy:
         """The copy for a pass of so many tokens: one of that size or little more, or else the one
         that was not used for the longest time."""
@@ -230,12 +239,10 @@ class OpenVinoRunner(Runner):
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """Without padding, and behind a pass of the same size if there are several copies."""
+        """Without padding."""
         given = batch_size, tokens_per_row, context_len, num_logits
         self.cache.occupy(batch_size, min(context_len + tokens_per_row, self.config.max_len))
         kept, self._most_padding = self._most_padding, 0
-        if len(self._copies) > 1:
-            super().time_pass(*given)
         seconds = super().time_pass(*given)
         self._most_padding = kept
         return seconds

@@ -97,6 +97,11 @@ class Runner(ABC):
         """Seconds spent in passes so far; on a GPU, only the time until they are launched."""
 
     @property
+    def ready_sizes(self) -> Collection[int]:
+        """See `Target`."""
+        return ()
+
+    @property
     @abstractmethod
     def about(self) -> str:
         """The software that computes the model. A profile is valid for this software only."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,10 @@ class TorchTarget(CachedModel[_Sequence]):
     @property
     def capabilities(self) -> TargetCapabilities:
         return self._capabilities
+
+    @property
+    def ready_sizes(self) -> Collection[int]:
+        return self.runner.ready_sizes
 
     def begin(
         self,

@@ -20,7 +20,7 @@ decoding layer for external drafts writes none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
@@ -75,6 +75,8 @@ class _InFlight:
 
 class TrtllmTarget(ExecutorModel):
     """Raises KeyError for a sequence that was not begun, and AssertionError for other misuse."""
+
+    ready_sizes: Collection[int] = ()
 
     def __init__(
         self,
