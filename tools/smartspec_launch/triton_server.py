@@ -118,7 +118,7 @@ class TritonServer:
         self._gateway: Gateway
         self._is_stopped = False
         self._is_answered = False
-        self._was_killed = False
+        self._was_killed = self._was_ready = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._link: LauncherEnd
         self._lock = -1
@@ -223,6 +223,7 @@ class TritonServer:
         if the backend reported the reason.
         """
         self._wait(self.is_model_ready, self._config.limits.start_s, progress)
+        self._was_ready = True
         self._gateway.open(self.context_len)
         self._wait(self._gateway.is_ready, GATEWAY_S, None)
 
@@ -283,7 +284,7 @@ class TritonServer:
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 # A second Ctrl-C ends the wait at once.
                 self._link.look(0.0)
-                if self._link.beat is None:
+                if self._link.beat is None and not self._was_ready:
                     self._is_answered = True
                 else:
                     self._end_in_order(self._process)
