@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from servers import TINY
 
+from smartspec_bench import peer
 from smartspec_bench.peer import main
 from smartspec_bench.results import read
 from smartspec_launch.address import free_address
@@ -50,7 +51,8 @@ def test_this_server_and_another(tmp_path: Path) -> None:
     assert all(phase.num_finished == phase.load for phase in found.phases)
 
 
-def test_a_server_that_ends_is_an_error(tmp_path: Path) -> None:
+def test_a_server_that_ends_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "PORT", free_address().http_port)  # the other test may run beside it
     options = ["--model", str(TINY / "target"), "--draft", "nowhere"]
     options += ["--out", str(tmp_path / "peer.json")]
     with pytest.raises(SystemExit, match="none ended with 2; see"):
