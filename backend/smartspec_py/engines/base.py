@@ -165,7 +165,7 @@ class Target(Protocol):
 
     @property
     def ready_sizes(self) -> Collection[int]:
-        """Numbers of tokens that a pass can have without `PassTable.change_s`. Empty if the engine
+        """Numbers of tokens that a pass can have without `CostModel.change_s`. Empty if the engine
         prepares for none."""
         ...
 

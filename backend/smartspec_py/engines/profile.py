@@ -137,9 +137,9 @@ def profile(
 
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    timer = _Timer(is_over, "target", target)
     change_s = _change_s(target, is_over)
-    table = timer.table(rows, tokens, shape.context_len, is_ready=change_s > 0.0)
+    timer = _Timer(is_over, "target", target, is_ready=change_s > 0.0)
+    table = timer.table(rows, tokens, shape.context_len)
     prompt = _prompt_table(_Timer(is_over, "prompt", target), shape)
     if draft is None:
         return CostModel(target=table, prompt=prompt, change_s=change_s)
@@ -188,6 +188,7 @@ def _prompt_table(timer: _Timer, shape: ProfileShape) -> PassTable:
 
 class _Timer:
     """Measures an engine's passes. is_over: whether the budget is spent. name: for the log.
+    is_ready: whether each pass is timed behind one of the same size.
 
     behind: an engine whose passes run between the passes of this one. Its weights replace those of
     this engine in the CPU's caches. Therefore each measurement runs `behind` once and then averages
@@ -200,19 +201,17 @@ class _Timer:
         name: str,
         engine: Profilable,
         behind: Profilable | None = None,
+        is_ready: bool = False,
     ) -> None:
         self._is_over, self._name, self._engine, self._behind = is_over, name, engine, behind
-        self._is_ready = False
+        self._is_ready = is_ready
 
     def table(
         self,
         rows: tuple[int, ...],
         tokens: tuple[int, ...],
         context_len: int,
-        is_ready: bool = False,
     ) -> PassTable:
-        """is_ready: whether each pass is timed behind one of the same size."""
-        self._is_ready = is_ready
         # The largest batch shows the effect of context best: it reads the most keys and values.
         shorter = context_len // 4
         lines = {r: self._line(r, tokens, context_len) for r in rows}

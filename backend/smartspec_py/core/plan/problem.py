@@ -196,7 +196,9 @@ def problem_of(
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
     if ready_sizes is not None and cost.change_s:
-        verify_s = verify_s + cost.change_s * np.isin(num_tokens, list(ready_sizes), invert=True)
+        verify_s = verify_s + cost.change_s
+        ready = [size - batch_size for size in ready_sizes if 0 <= size - batch_size <= most]
+        verify_s[ready] -= cost.change_s
     fixed_s = np.array(drafts_s)
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_PER_STEP, 1.0)

@@ -58,13 +58,12 @@ class OpenVinoEagleRunner(OpenVinoRunner):
     """
 
     _graph_class = _HeadGraph
-    _most_copies = 1
 
     def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
         """config.weights: those of the target."""
         if config.weights != "stored":
             config = replace(config, weights="int8")
-        super().__init__(head, config, Weights(head.parts.state_dict()))
+        super().__init__(head, config, Weights(head.parts.state_dict()), most_copies=1)
         self._head, self.states = head, OwnStates(head, config)
         self._num_drafted = head.parts.lm_head.out_features
 

@@ -101,9 +101,14 @@ class OpenVinoRunner(Runner):
 
     cache: BlockCache
     _graph_class = DecoderGraph
-    _most_copies = MOST_COPIES
 
-    def __init__(self, model: Any, config: RunnerConfig, weights: Weights | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: RunnerConfig,
+        weights: Weights | None = None,
+        most_copies: int = MOST_COPIES,
+    ) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
         model. Raises ModelError."""
         core = ov.Core()
@@ -134,7 +139,7 @@ class OpenVinoRunner(Runner):
         built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
         self._memory = graph.memory
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8)
-        num_copies = 1 + min(self._most_copies - 1, most_bytes // max(1, graph.num_bytes))
+        num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
         compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
         self.compiled = compiled[0]
         self._copies = [_Copy(one.create_infer_request()) for one in compiled]
@@ -336,7 +341,7 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
             count = torch.get_num_threads()
             if count not in tried:
                 one_row = replace(config, num_rows=1, state_layers=())
-                tried[count] = OpenVinoRunner(model, one_row, weights)
+                tried[count] = OpenVinoRunner(model, one_row, weights, most_copies=1)
             # While it serves, PyTorch has one thread: more would spin on the cores of OpenVINO's.
             torch.set_num_threads(1)
             seconds = tried[count].time_pass(*TRIED_PASS)
