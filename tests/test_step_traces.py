@@ -54,10 +54,8 @@ def recorded(seeds: range) -> list[StepRecord]:
         views = random_views(np.random.default_rng(seed))
         forced = {v.sequence: seed % 4 for v in views} if seed % 5 == 0 else {}
         settings = PlannerSettings(None, seed % 3, [seed % 5] if seed % 2 else None, forced)
-        cost, reason = (
-            replace(COST, draft_factor=1 + seed % 2),
-            Reason.GUARD if forced else Reason.PLANNED,
-        )
+        cost = replace(COST, draft_factor=1 + seed % 2, change_s=0.002 * (seed % 3))
+        reason = Reason.GUARD if forced else Reason.PLANNED
         decision = Decision(plan(views, cost, settings), views, cost, settings, reason)
         lengths = {view.sequence: seed for view in views}
         steps.append(

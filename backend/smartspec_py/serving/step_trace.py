@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import islice
 from typing import Any
 
@@ -38,12 +38,8 @@ NUMBERS = (
 )
 """Fields of a `StepRecord` that are stored unchanged."""
 
-FACTORS = (
-    "host_s",
-    "catch_up_s",
-    "target_base",
-    "target_slope",
-    "draft_factor",
+FACTORS = tuple(
+    one.name for one in fields(CostModel) if one.name not in ("target", "draft", "prompt")
 )
 """Fields of a cost model that are stored per step, because they are learned while serving."""
 
