@@ -141,6 +141,7 @@ def test_trial_passes_change_no_key() -> None:
     fill(random.Random(9), [padded], [30, 40])
     before = padded.cache.buffer.clone()
     padded.warm(MAX_WIDTH)
+    assert padded.is_padded
     assert torch.equal(padded.cache.buffer, before)
 
 
@@ -220,7 +221,8 @@ def test_captured_passes_on_a_gpu(kind: str) -> None:
     plain = CausalRunner(ready(kind, config), config)
     captured = GraphRunner(ready(kind, config), config)
     captured.warm(8)
-    assert captured.buckets
+    assert captured.is_padded
+    assert not plain.is_padded
     lengths = [3, 599, 0, 250, 511, 590]
     fill(rng, [plain, captured], lengths)
     for _ in range(100):

@@ -253,7 +253,7 @@ class MeasuredStep:
     """The measurements of one step, as input of the learners. Times are in seconds.
 
     batch_size: sequences that decoded.
-    num_tokens: their tokens in the target pass, drafts included.
+    num_tokens: their tokens in the target pass, with drafts and padding.
     context_len: mean context length per row, in tokens.
     num_generated: tokens that were added to requests.
     draft_rows: number of rows of each draft pass; empty if no draft pass ran, as with prompt

@@ -83,10 +83,11 @@ class PlanProblem:
         divided by the estimated number of remaining steps, remaining / TOKENS_PER_STEP.
     has_passes: [R], whether the option runs a draft pass for each draft.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
-        from 0 to the maximum.
+        from 0 to the maximum; by the longest draft if is_padded.
     pass_s: seconds of a draft pass, by its number of rows.
     held_tokens: expected tokens that do not depend on the choice: one for each sequence, and
         PREFILLING_TOKENS for each request in prefill.
+    is_padded: see `PassTable`; of the target.
     limits_s: [B], maximum seconds per generated token from now on; infinite without a latency
         target. None if no sequence has a target.
     """
@@ -102,6 +103,7 @@ class PlanProblem:
     verify_s: Floats
     pass_s: Floats
     held_tokens: float
+    is_padded: bool = False
     limits_s: Floats | None = None
 
     @property
@@ -135,7 +137,8 @@ class PlanProblem:
         add = np.add.reduce
         num_passes = lengths * self.has_passes[options]
         rows = add(num_passes[..., None, :] > np.arange(self.depth)[:, None], axis=-1)
-        seconds = self.verify_s.take(add(lengths, axis=-1), mode="clip")
+        charged = np.maximum.reduce if self.is_padded else add
+        seconds = self.verify_s.take(charged(lengths, axis=-1), mode="clip")
         seconds = seconds + add(self.pass_s[rows], axis=-1)
         seconds = seconds + add(self.fixed_s[options] * (lengths > 0), axis=-1)
         return self.held_tokens + add(self.gains[options, lengths], axis=-1), seconds
@@ -189,15 +192,19 @@ def problem_of(
         rows = first_options[lengths >= 0]
         max_lens[rows] = np.minimum(max_lens[rows], lengths[lengths >= 0])
         min_lens[rows] = max_lens[rows]
-    most = int(np.maximum.reduceat(max_lens, first_options).sum())
-    num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
     survivals = _survivals(probs, max_lens.tolist())
+    if cost.target.is_padded:
+        num_tokens = batch_size * np.arange(1.0, survivals.shape[1] + 2)
+    else:
+        most = int(np.maximum.reduceat(max_lens, first_options).sum())
+        num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
     gains = np.zeros((len(options), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
     if ready_sizes is not None and cost.change_s:
         verify_s = verify_s + cost.change_s
-        ready = [size - batch_size for size in ready_sizes if 0 <= size - batch_size <= most]
+        ready = [size - batch_size for size in ready_sizes]
+        ready = [drafts for drafts in ready if 0 <= drafts < len(verify_s)]
         verify_s[ready] -= cost.change_s
     fixed_s = np.array(drafts_s)
     if any(lags):
@@ -215,6 +222,7 @@ def problem_of(
         verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
+        is_padded=cost.target.is_padded,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
 

@@ -155,6 +155,10 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     shape = _shape(limits)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
+    cost = replace(cost, target=replace(cost.target, is_padded=runner.is_padded))
+    if proposer and cost.draft:
+        draft_table = replace(cost.draft, is_padded=proposer.runner.is_padded)
+        cost = replace(cost, draft=draft_table)
     for one in runners:
         one.release()
     proposers = _proposers(setup, target, proposer)

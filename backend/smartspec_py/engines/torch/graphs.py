@@ -80,6 +80,10 @@ class GraphRunner(CausalRunner):
     def about(self) -> str:
         return super().about + (" in CUDA graphs" if self.buckets else "")
 
+    @property
+    def is_padded(self) -> bool:
+        return bool(self.buckets)
+
     @torch.inference_mode()
     def warm(self, max_width: int) -> None:
         """Capture all buckets, those for decoding of up to max_width tokens per row. The largest is

@@ -102,6 +102,11 @@ class Runner(ABC):
         return ()
 
     @property
+    def is_padded(self) -> bool:
+        """See `PassTable`."""
+        return False
+
+    @property
     @abstractmethod
     def about(self) -> str:
         """The software that computes the model. A profile is valid for this software only."""
