@@ -60,7 +60,7 @@ def write(runner: OpenVinoRunner, jobs: Iterator[Job], ends: set[int], seed: int
         inputs = []
         for row, job in rows.items():
             new = job.tokens[job.num_cached :]
-            inputs.append(RowInput(row, job.num_cached, new, 1, (), job.start - job.num_cached))
+            inputs.append(RowInput(row, job.num_cached, new, 1, job.start - job.num_cached))
         out = runner.forward(inputs)
         assert out.hidden is not None
         states = out.hidden.bfloat16().split([len(one.tokens) for one in inputs])

@@ -173,9 +173,7 @@ class LimitsConfig(_Layer):
     max_queue: requests that may wait beyond those. More are refused.
     max_context_len: prompt and generated tokens of one request. null uses what the models (or
         compiled engines) support and memory allows.
-    max_draft_len: largest draft length; for a tree, its number of nodes.
-    max_tree_width: most guesses for one position in a tree of drafts. 1 drafts chains only. null
-        uses 4 on a GPU and 1 on a CPU, where verifying a tree costs more than it gains.
+    max_draft_len: largest draft length.
     prefill_chunk: prompt tokens that one step reads, of all prompts together. null uses the size
         that the profile finds best. The TensorRT-LLM engine reads whole prompts, at least one per
         step; null is the longest prompt.
@@ -195,7 +193,6 @@ class LimitsConfig(_Layer):
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     max_context_len: Annotated[int | None, Field(ge=2, le=1_000_000)] = None
     max_draft_len: Annotated[int, Field(ge=0, le=64)] = 7
-    max_tree_width: Annotated[int | None, Field(ge=1, le=8)] = None
     prefill_chunk: Annotated[int | None, Field(ge=1, le=65_536)] = None
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     reuse_prefixes: bool = True

@@ -39,7 +39,7 @@ from smartspec_testing.local import generate
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 5, 96, VOCAB_SIZE)
-PROMPT = [RowInput(0, 0, [5, 6, 7, 8], 4, (), 4)]
+PROMPT = [RowInput(0, 0, [5, 6, 7, 8], 4, 4)]
 TEXTS = (
     "the 2024 x =  12\n\n   don't  we'LL",
     "ab 12345 emoji \U0001f600 caf\u00e9 e\u0301 <end> and <end>",

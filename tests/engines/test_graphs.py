@@ -20,7 +20,6 @@ from torch_models import (
     make_model,
 )
 
-from smartspec_py.core.types import ROOT
 from smartspec_py.engines.torch.buckets import MAX_WIDTH
 from smartspec_py.engines.torch.build import uses_graphs
 from smartspec_py.engines.torch.graphs import GraphRunner
@@ -71,20 +70,15 @@ def fill(rng: random.Random, runners: Sequence[CausalRunner], lengths: Sequence[
                 runner.forward([chunk])
 
 
-def random_pass(
-    rng: random.Random, lengths: Sequence[int], max_len: int, tree_share: float = 0.0
-) -> list[RowInput]:
-    """New tokens for some of the rows, in any order; drafts may begin before a row's end.
-    tree_share: of the inputs whose tokens after the first are a tree."""
+def random_pass(rng: random.Random, lengths: Sequence[int], max_len: int) -> list[RowInput]:
+    """New tokens for some of the rows, in any order; drafts may begin before a row's end."""
     rows = rng.sample(range(len(lengths)), rng.randrange(1, len(lengths) + 1))
     inputs = []
     for row in rows:
         position = max(0, lengths[row] - rng.randrange(3))
         width = min(rng.choice((1, 1, 2, 4, 5, 8, 11, MAX_WIDTH)), max_len - position)
         tokens = some_tokens(rng, width)
-        is_tree = rng.random() < tree_share
-        parents = [rng.randrange(ROOT, i) for i in range(width - 1)] if is_tree else ()
-        inputs.append(RowInput(row, position, tokens, rng.randrange(width + 1), parents))
+        inputs.append(RowInput(row, position, tokens, rng.randrange(width + 1)))
     return inputs
 
 
@@ -92,16 +86,14 @@ def random_pass(
     "kind", ["llama, grouped keys", "mistral, window 11", "gemma2, window 11", "gpt-neox"]
 )
 def test_logits_are_those_of_a_packed_pass(kind: str) -> None:
-    """Rows of 0 to 599 tokens, with gaps between those in the pass, up to the last position; and
-    trees of up to 32 drafts beside chains."""
+    """Rows of 0 to 599 tokens, with gaps between those in the pass, up to the last position."""
     rng = random.Random(3)
     plain, padded = make_pair(kind)
     lengths = [3, 599, 0, 250, 511, 590]
     fill(rng, [plain, padded], lengths)
     num_replays = padded.num_replays
-    for i in range(40):
-        tree_share = 0.6 * (i % 2) if "window" not in kind else 0.0
-        inputs = random_pass(rng, lengths, LONG, tree_share)
+    for _ in range(40):
+        inputs = random_pass(rng, lengths, LONG)
         expected, found = plain.forward(inputs).logits, padded.forward(inputs).logits
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert padded.num_replays == num_replays + 40
@@ -147,7 +139,7 @@ def test_trial_passes_change_no_key() -> None:
 
 def test_number_of_replays() -> None:
     """One for the rows that decode, and one for each long input. None, if a long input needs
-    several logits or is a tree, or if 40 rows of 33 tokens are too many tokens."""
+    several logits, or if 40 rows of 33 tokens are too many tokens."""
     _, padded = make_pair(num_rows=64, max_len=64)
     long = [RowInput(row, 0, [1] * 40, 1) for row in range(5)]
     for inputs, expected in (
@@ -155,7 +147,6 @@ def test_number_of_replays() -> None:
         (long[:1], 1),
         ([RowInput(9, 0, [1], 1), *long], 6),
         ([RowInput(0, 0, [1] * 40, 2)], 0),
-        ([RowInput(0, 0, [1] * 40, 1, [ROOT] * 39)], 0),
         ([RowInput(row, 0, [1] * MAX_WIDTH, 1) for row in range(40)], 0),
         ([RowInput(row, 0, [1] * 8, 1) for row in range(64)], 1),
     ):
@@ -215,7 +206,7 @@ def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_captured_passes_on_a_gpu(kind: str) -> None:
     """The same comparison on a device, eager and replayed, each bucket more than once and in any
-    order; with trees. Tolerances are wider: another shape may take another kernel."""
+    order. Tolerances are wider: another shape may take another kernel."""
     rng = random.Random(3)
     config = RunnerConfig(Path("model"), torch.device("cuda"), torch.float32, 6, LONG, VOCAB_SIZE)
     plain = CausalRunner(ready(kind, config), config)
@@ -226,6 +217,6 @@ def test_captured_passes_on_a_gpu(kind: str) -> None:
     lengths = [3, 599, 0, 250, 511, 590]
     fill(rng, [plain, captured], lengths)
     for _ in range(100):
-        inputs = random_pass(rng, lengths, LONG, tree_share=0.3)
+        inputs = random_pass(rng, lengths, LONG)
         expected, found = plain.forward(inputs).logits, captured.forward(inputs).logits
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

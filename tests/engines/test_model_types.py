@@ -87,7 +87,7 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
 
         runners.append(OpenVinoRunner(model, own))
     for runner in runners:
-        runner.forward([RowInput(0, 0, [9] * 50, 0), RowInput(1, 0, TOKENS[:20], 0, (), 20)])
+        runner.forward([RowInput(0, 0, [9] * 50, 0), RowInput(1, 0, TOKENS[:20], 0, 20)])
         first = runner.forward([RowInput(1, 20, TOKENS[20:26], 6), RowInput(0, 50, [4], 1)])
         second = runner.forward([RowInput(0, 51, [4, 5], 2), RowInput(1, 26, TOKENS[26:], 14)])
         found = torch.cat([first.logits[:6], second.logits[2:]])

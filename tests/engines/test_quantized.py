@@ -189,7 +189,7 @@ def test_a_quantised_checkpoint_computes_as_its_dequantised_one(
     }
     (tmp_path / "config.json").write_text(json.dumps(document))
     check_quantization("the target", tmp_path)
-    inputs = [RowInput(0, 0, [5, 6, 7, 8], 4, (), 4)]
+    inputs = [RowInput(0, 0, [5, 6, 7, 8], 4, 4)]
     expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(inputs)
     found = load(replace(CONFIG, path=tmp_path)).forward(inputs)
     assert torch.equal(found.logits, expected.logits)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import draft_tokens
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.torch.noise import Stream, noise_key
@@ -23,6 +22,7 @@ from smartspec_py.engines.torch.sampling import (
     DraftRequest,
     VerifyRequest,
     VerifyResult,
+    draft_tokens,
     verify,
 )
 

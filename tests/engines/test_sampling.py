@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import draft_tokens
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.torch.noise import Stream, gumbel_noise, noise_key, uniform_noise
 from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import DraftRequest, VerifyRequest, verify
+from smartspec_py.engines.torch.sampling import DraftRequest, VerifyRequest, draft_tokens, verify
 
 GOLDEN_KEY = -4616330145664149646
 GOLDEN_NOISE = [-0.08938146483572, -0.37376167543762, -1.12426811749081, 0.29255260274069]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch_models import (
     MAX_DRAFT_LEN,
+    MAX_LEN,
     OPENVINO,
     VOCAB_SIZE,
     check_rows,
@@ -374,6 +375,17 @@ def test_how_many_tokens_are_found_in_the_cache(
     assert found == num_cached
     assert following == expected_text("llama", tokens, 6)
     check_rows(target)
+
+
+def test_drafts_may_fill_the_row() -> None:
+    target = make_target("llama")
+    prompt = [5] * (MAX_LEN - 6)
+    first, *drafts = expected_text("llama", prompt, 6)
+    target.begin(1, prompt, len(prompt), GREEDY)
+    [event] = poll(target, Prefill(1, tuple(prompt), 0, True))
+    assert event.tokens == (first,)
+    [event] = poll(target, Verify(1, tuple(drafts)))
+    assert event.tokens[:-1] == tuple(drafts)
 
 
 PENALISED = [

@@ -20,7 +20,7 @@ from smartspec_py.engines.torch.runner import RunnerConfig
 from smartspec_py.engines.torch.weights import to_int4, to_int8
 
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
-PROMPT = [RowInput(0, 0, [5, 6, 7], 1, (), 3)]
+PROMPT = [RowInput(0, 0, [5, 6, 7], 1, 3)]
 
 
 def test_rounding_to_8_bits() -> None:
@@ -82,10 +82,10 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     not used for the longest time."""
     runner = OpenVinoRunner(make_model("llama"), CONFIG)
     for num_tokens, sizes in ((12, {12}), (20, {12, 20}), (30, {12, 20, 30}), (10, {12, 20, 30})):
-        runner.forward([RowInput(0, 0, [3] * num_tokens, 1, (), num_tokens)])
+        runner.forward([RowInput(0, 0, [3] * num_tokens, 1, num_tokens)])
         assert set(runner.ready_sizes) >= {size - i for size in sizes for i in range(3)}
     assert len(set(runner.ready_sizes)) == 3 * 3
-    runner.forward([RowInput(0, 0, [3] * 5, 1, (), 5)])
+    runner.forward([RowInput(0, 0, [3] * 5, 1, 5)])
     assert set(runner.ready_sizes) == {3, 4, 5, 10, 11, 12, 28, 29, 30}
     monkeypatch.setattr(openvino_runner, "COPIED_BYTES", 0)
     assert len(OpenVinoRunner(make_model("llama"), CONFIG).ready_sizes) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
 from smartspec_py.engines.torch.rows import RowTable
 from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
-from smartspec_py.engines.torch.sampling import DraftRequest, guess_tokens
 from smartspec_py.engines.torch.target import TorchTarget
 
 VOCAB_SIZE = 96
@@ -163,11 +161,3 @@ def check_table(table: RowTable) -> None:
     assert owned == table._of, "rows and owners do not agree"
     for row in table._rows:
         assert 0 <= row.num_cached <= len(row.tokens), f"row {row.index} holds too much"
-
-
-def draft_tokens(
-    logits: torch.Tensor, requests: Sequence[DraftRequest]
-) -> tuple[list[int], list[torch.Tensor | None]]:
-    """One token from each row, and the distribution of each draw: see `guess_tokens`."""
-    guesses, probs = guess_tokens(logits, requests, 1)
-    return [token for (token,) in guesses], probs

@@ -139,9 +139,9 @@ def test_forced_tokens_are_drafted_without_a_pass(server: Server) -> None:
     assert forced.progress.num_steps + forced.progress.num_accepted >= len(alone.tokens)
 
 
-def test_trees_do_not_leave_the_grammar() -> None:
+def test_drafts_of_heads_do_not_leave_the_grammar() -> None:
     heads = {"heads": str(PAIR / "heads"), "runtime": "torch", "dtype": "float32"}
-    config = config_of(heads, max_tree_width=4, max_draft_len=7)
+    config = config_of(heads)
     server = Server(build_engine(config, PAIR), config)
     server.start()
     expected = answers(server, policy="none")

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import ROOT, SamplingParams, Tree, Verification
+from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import HEADS, ConfigError
 from smartspec_py.engines.base import DraftTask
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
@@ -36,14 +36,13 @@ COST = CostModel(target=PassTable((1,), (1,), ((0.01,),)))
 """Any number of tokens costs the same, so more drafts are always better."""
 
 
-def with_heads(width: int = 1, **limits: Any) -> ServerConfig:
-    limits |= {"max_tree_width": width, "max_draft_len": 7}
+def with_heads(**limits: Any) -> ServerConfig:
     return config_of(limits, heads=str(TINY / "heads"), runtime="torch")
 
 
-def alone(width: int = 1) -> HeadsProposer:
+def alone() -> HeadsProposer:
     own = RunnerConfig(MODEL, torch.device("cpu"), torch.float32, 1, 64, VOCAB_SIZE)
-    return HeadsProposer(load_heads(TINY / "heads", own), 4, 7, width)
+    return HeadsProposer(load_heads(TINY / "heads", own), 4, 7)
 
 
 def asked(policy: str, **changes: Any) -> list[GenerateParams]:
@@ -51,14 +50,13 @@ def asked(policy: str, **changes: Any) -> list[GenerateParams]:
 
 
 @cache
-def answers(policy: str, width: int = 1) -> list[LocalSink]:
-    return served(with_heads(width), asked(policy), cost=COST)[0]
+def answers(policy: str) -> list[LocalSink]:
+    return served(with_heads(), asked(policy), cost=COST)[0]
 
 
-@pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("policy", ["fixed:3", "fixed:4", "goodput"])
-def test_text_is_that_without_speculation_and_drafts_are_accepted(policy: str, width: int) -> None:
-    plain, found = answers("none"), answers(policy, width)
+def test_text_is_that_without_speculation_and_drafts_are_accepted(policy: str) -> None:
+    plain, found = answers("none"), answers(policy)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     assert sum(sink.progress.num_drafted for sink in plain) == 0
     num_drafted = sum(sink.progress.num_drafted for sink in found)
@@ -92,31 +90,20 @@ def test_hidden_states_are_those_of_the_model(policy: str, monkeypatch: pytest.M
         assert all(num_tokens == accepted + 1 for accepted, num_tokens in reported)
 
 
-def test_a_tree_accepts_more_than_a_chain() -> None:
-    """With as many drafts: seven nodes, or the four that there are heads for."""
-    plain, found = answers("fixed:7"), answers("fixed:7", 4)
-    assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
-    per_step = [
-        sum(sink.progress.num_accepted for sink in sinks)
-        / sum(sink.progress.num_steps for sink in sinks)
-        for sinks in (plain, found)
-    ]
-    assert per_step[1] > 1.05 * per_step[0], per_step
+def test_limits_of_drafts() -> None:
+    """By `num_draft_tokens`, and by the number of heads."""
+    few, rejected = asked("fixed:7", num_draft_tokens=3)[0], asked("fixed:7")[1]
+    rejected = replace(rejected, verification=Verification.REJECTION)
+    for params, most in ((few, 3), (rejected, NUM_HEADS)):
+        [sink], _ = served(with_heads(), [params], cost=COST)
+        assert (most - 1) * sink.progress.num_steps < sink.progress.num_drafted
+        assert sink.progress.num_drafted <= most * sink.progress.num_steps
+        assert sink.progress.num_accepted > 0
 
 
-def test_limits_of_trees() -> None:
-    """num_draft_tokens limits the nodes. Drafts that are verified by rejection are chains."""
-    small = asked("fixed:7", num_draft_tokens=3)[0]
-    chain = asked("fixed:7", verification=Verification.REJECTION)[1]
-    (few, rejected), _ = served(with_heads(4), [small, chain], cost=COST)
-    assert 2 * few.progress.num_steps < few.progress.num_drafted <= 3 * few.progress.num_steps
-    assert rejected.progress.num_accepted > 0
-
-
-@pytest.mark.parametrize("width", [1, 4])
-def test_preempted_sequences_are_drafted_for_again(width: int) -> None:
+def test_preempted_sequences_are_drafted_for_again() -> None:
     """A budget of 260 tokens for prompts of up to 90 and 40 more each, four at once."""
-    config = with_heads(width, max_cache_tokens=260)
+    config = with_heads(max_cache_tokens=260)
     small, num_preemptions = served(config, asked("fixed:3"), cost=COST)
     assert num_preemptions > 0
     assert [sink.tokens for sink in small] == [sink.tokens for sink in answers("fixed:3")]
@@ -149,25 +136,6 @@ def test_drafts_follow_the_request() -> None:
     assert proposer.num_available(1, [1, 2], SamplingParams()) == 0
 
 
-def test_a_tree_has_the_planned_shape() -> None:
-    proposer = alone(4)
-    torch.manual_seed(0)
-    proposer.observe(1, 0, torch.randn(1, 128))
-    tree = Tree((ROOT, 0, ROOT, 2, 1), (0, 0, 1, 0, 3))
-    (draft,) = proposer.propose([DraftTask(1, [1, 2], 1, 5, SamplingParams(), tree=tree)])
-    (chain,) = proposer.propose([DraftTask(1, [1, 2], 1, 2, SamplingParams())])
-    assert draft.parents == tree.parents
-    assert draft.tokens[:2] == chain.tokens
-    assert len({draft.tokens[0], draft.tokens[2]}) == 2, "children of the root differ"
-    ending = SamplingParams(end_tokens=(draft.tokens[0],))
-    (ended,) = proposer.propose([DraftTask(1, [1, 2], 1, 5, ending, tree=tree)])
-    assert ended.parents == (ROOT, ROOT, 1), "nothing follows an end token"
-    assert ended.tokens == (draft.tokens[0], draft.tokens[2], draft.tokens[3])
-    few = SamplingParams(temperature=1.0, top_k=2)
-    (kept,) = proposer.propose([DraftTask(1, [1, 2], 1, 5, few, tree=tree)])
-    assert len(kept.tokens) == 4, "the fourth guess is not one of two tokens"
-
-
 @pytest.mark.parametrize("runtime", ["torch", "openvino"])
 def test_engine_json_names_the_heads(runtime: str) -> None:
     config = config_of(heads=str(TINY / "heads"), draft=str(TINY / "draft"), runtime=runtime)
@@ -193,13 +161,13 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         build_engine(config, Path.cwd())
 
 
-def test_trees_beside_prompt_lookup() -> None:
+def test_heads_beside_prompt_lookup() -> None:
     """A repetitive prompt, where a lookup beats every guess of the heads."""
-    with serving(with_heads(4), cost=COST) as server:
+    with serving(with_heads(), cost=COST) as server:
         texts = [
             generate(server, [GenerateParams("one two three " * 6, 40, policy=policy)], 120.0)
             for policy in ("none", "fixed:1", "fixed:3", "goodput", "goodput_global")
         ]
         assert not any(one.decision.reason is Reason.FAILED for one in server.loop.records)
     assert len({tuple(sink.tokens) for (sink,) in texts}) == 1
-    assert all(sink.progress.num_drafted for (sink,) in texts[1:])
+    assert all(sink.progress.num_drafted for (sink,) in texts[1:3]), "those of fixed length"

@@ -39,8 +39,8 @@ class WindowReport:
 
     num_steps: steps without prompt chunks, which plans do not include. Sums are over these steps.
     time_error: mean of |realised - expected| / expected seconds of a step. num_switches: how often
-    speculation of a sequence started or stopped. num_trials: verified drafts, of chains only, up to
-    the first rejected one. predicted, observed: their mean acceptance probability, and the share
+    speculation of a sequence started or stopped. num_trials: verified drafts up to the first
+    rejected one. predicted, observed: their mean acceptance probability, and the share
     that was accepted; 0 without trials.
     """
 
@@ -130,13 +130,12 @@ def window(steps: Sequence[StepRecord]) -> WindowReport:
 
 
 def _trials(step: StepRecord) -> list[tuple[float, bool]]:
-    """Predicted probability of each verified draft, and whether it was accepted. Trees are left
-    out: their predictions are about paths."""
+    """Predicted probability of each verified draft, and whether it was accepted."""
     plan, found = step.decision.plan, list[tuple[float, bool]]()
     drafted = {view.sequence: plan.option(view) for view in step.decision.views}
     for event in step.events:
         option = drafted.get(event.sequence)
-        if option is not None and option.nodes is None:
+        if option is not None:
             # Drafts after the first rejected one were not tested.
             num_trials = min(event.num_accepted + 1, event.num_drafted)
             probs = map(float, option.accept_probs[:num_trials])

@@ -115,8 +115,7 @@ def _step(raw: Mapping[str, Any], profile: CostModel, batch_table: BatchTable | 
 
 def _event(raw: Mapping[str, Any]) -> Event:
     tokens = (NO_TOKEN,) * raw["num_tokens"]
-    path = tuple(raw.get("path", ()))
-    return Event(raw["sequence"], tokens, raw["num_drafted"], raw["num_accepted"], path=path)
+    return Event(raw["sequence"], tokens, raw["num_drafted"], raw["num_accepted"])
 
 
 def _view(raw: Mapping[str, Any]) -> SequenceView:

@@ -22,9 +22,6 @@ SequenceId = int
 NO_TOKEN = -1
 """Placeholder where there is no token."""
 
-ROOT = -1
-"""The parent of drafts that directly follow the last known token of the sequence."""
-
 
 class FinishReason(StrEnum):
     """Why a request ended. Clients receive these values in `finish_reason`."""
@@ -160,17 +157,6 @@ class SamplingParams:
         return len(tokens)
 
 
-class Tree(NamedTuple):
-    """The shape of a tree of drafts.
-
-    parents: for each draft the index of the draft before it, or ROOT. Parents come first.
-    ranks: for each draft the number of the guess for its depth; 0 is the best one.
-    """
-
-    parents: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-
 class DraftOption(NamedTuple):
     """One method of drafting for a sequence.
 
@@ -178,15 +164,13 @@ class DraftOption(NamedTuple):
         request, engine and proposer, and of the tokens left before max_tokens and the context
         limit.
     accept_probs: for each position up to max_draft_len, the estimated probability that the draft
-        is accepted, given that all earlier drafts of the step were accepted. For the nodes of a
-        tree, see `TreeSpace.ranked`. An array is faster to read than a tuple.
+        is accepted, given that all earlier drafts of the step were accepted. An array is faster to
+        read than a tuple.
     draft_lag: tokens that the proposer must process before it can propose. 0 if its cache is up to
         date, or if it processes the few missing tokens as part of drafting.
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
     draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
     proposer: its name; empty if there is none. The planner does not use it.
-    nodes: the ranked nodes (see `TreeSpace`) if the drafts are a tree; None for a chain. At least
-        max_draft_len. The planner does not use them.
     """
 
     max_draft_len: int
@@ -195,7 +179,6 @@ class DraftOption(NamedTuple):
     has_draft_passes: bool = True
     draft_s: float = 0.0
     proposer: str = ""
-    nodes: Sequence[int] | NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)

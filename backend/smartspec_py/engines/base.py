@@ -11,8 +11,7 @@ Rules of a target:
   The first `Prefill` starts after these tokens. The event of the last chunk has the next token.
 - The target keeps the tokens of the sequence: those given to `begin` and those it generated.
   `Verify` and `Decode` continue after these tokens.
-- `Verify(drafts)` generates the accepted drafts and one more token: 1 to k+1 tokens. Drafts are a
-  chain, or a tree if the target `verifies_trees`.
+- `Verify(drafts)` generates the accepted drafts and one more token: 1 to k+1 tokens.
 - `Decode(max_tokens)` generates up to max_tokens, in one event or in several.
 - `cancel` is asynchronous. Work in flight may still cause events, and one of them has `is_last`.
 - `release` frees all resources of a sequence. Call it only when the sequence is not in flight.
@@ -34,7 +33,6 @@ from smartspec_py.core.types import (
     SamplingParams,
     SequenceId,
     TokenLogProb,
-    Tree,
 )
 
 
@@ -51,13 +49,11 @@ class Verify(NamedTuple):
     """Check the drafts, which follow the last token of the sequence. There is at least one draft.
 
     draft_probs: see `Draft.probs`; required if the sequence is verified by rejection.
-    parents: see `Draft.parents`.
     """
 
     sequence: SequenceId
     drafts: tuple[int, ...]
     draft_probs: Any = None
-    parents: tuple[int, ...] = ()
 
 
 class Decode(NamedTuple):
@@ -75,7 +71,6 @@ class Event(NamedTuple):
 
     tokens: the new tokens, in order.
     num_drafted, num_accepted: drafts of the verification; 0 for other work.
-    path: indices of the accepted drafts, if the drafts were a tree; otherwise empty.
     is_last: the submitted work is done, and the sequence can take the next work.
     finish: set if the engine itself found the end (end token or length).
     pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step
@@ -99,7 +94,6 @@ class Event(NamedTuple):
     error: str | None = None
     log_probs: tuple[TokenLogProb, ...] = ()
     hidden: Any = None
-    path: tuple[int, ...] = ()
     prompt_log_probs: PromptLogProbs | None = None
 
     @property
@@ -122,7 +116,6 @@ class TargetCapabilities:
     max_prefill_tokens: the largest `Prefill` chunk; None if it takes only whole prompts.
     verifies_sampling: whether it verifies all kinds of sampling exactly. If not, only plain greedy
         text has drafts.
-    verifies_trees: whether drafts may be a tree. Drafts that are verified by rejection may not.
     vocab_size: token ids that it accepts and generates are below this number.
     bytes_per_token: cache bytes per token of a sequence; 0 if unknown.
     max_cache_tokens: cache capacity in tokens, for all sequences together; None means room for
@@ -141,7 +134,6 @@ class TargetCapabilities:
     bytes_per_token: int = 0
     max_cache_tokens: int | None = None
     unsupported: frozenset[str] = frozenset()
-    verifies_trees: bool = False
 
     def can_verify(self, sampling: SamplingParams) -> bool:
         return not self.why_unverified(sampling)
@@ -202,7 +194,6 @@ class DraftTask(NamedTuple):
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
     reuses_prefix: see `Target.begin`.
-    tree: the planned tree of draft_len nodes; None for a chain. See `core.plan.trees`.
     """
 
     sequence: SequenceId
@@ -211,7 +202,6 @@ class DraftTask(NamedTuple):
     draft_len: int
     sampling: SamplingParams
     reuses_prefix: bool = True
-    tree: Tree | None = None
 
 
 class Draft(NamedTuple):
@@ -219,13 +209,10 @@ class Draft(NamedTuple):
 
     probs: [len(tokens), vocab_size], the distribution from which each token was drawn, in the
         array type of the target's engine; None if the tokens were not sampled.
-    parents: for each token the index of the token before it, or ROOT; empty for a chain. A parent
-        comes before its children. Children of one parent are different tokens.
     """
 
     tokens: tuple[int, ...] = ()
     probs: Any = None
-    parents: tuple[int, ...] = ()
 
 
 NO_DRAFT = Draft()
@@ -243,8 +230,6 @@ class ProposerCapabilities:
     has_hindsight: whether it is a `HindsightProposer`.
     cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
         into cohorts. See `HindsightProposer.cohort`.
-    tree_depth: largest depth of its trees; 0 if it drafts chains. See `core.plan.trees`.
-    tree_width: most guesses for one position.
     draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
         length. Used only without has_passes.
     """
@@ -255,8 +240,6 @@ class ProposerCapabilities:
     reads_hidden: bool = False
     has_hindsight: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
-    tree_depth: int = 0
-    tree_width: int = 1
     draft_s: tuple[float, float] = (0.0, 0.0)
     max_context_len: int | None = None
 

@@ -254,7 +254,7 @@ class StepLoop:
         for request in ready:
             draft = drafts.get(request.sequence, NO_DRAFT)
             if draft.tokens:
-                yield Verify(request.sequence, draft.tokens, draft.probs, draft.parents)
+                yield Verify(request.sequence, draft.tokens, draft.probs)
             else:
                 yield Decode(request.sequence, min(most, request.remaining))
 

@@ -18,15 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.acceptance import AcceptanceTracker
-from smartspec_py.core.plan.trees import TreeSpace
-from smartspec_py.core.types import (
-    DraftOption,
-    SequenceId,
-    SequenceView,
-    SpecPlan,
-    Tree,
-    Verification,
-)
+from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
     SHORT_LAG,
     Draft,
@@ -40,11 +32,6 @@ from smartspec_py.serving.controller import LEARNING
 from smartspec_py.serving.request import Request
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-MAX_NODES = 512
-"""Most nodes of all trees that the planner chooses from, so that planning takes less than 1 ms.
-With many requests, large trees do not pay off."""
 
 NO_PROBS: Floats = np.zeros(0)
 NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
@@ -61,11 +48,6 @@ class Speculation:
             name: AcceptanceTracker(able.cohorts, num_positions=_num_positions(able))
             for name, able in self._capabilities.items()
         }
-        self._spaces = {
-            name: TreeSpace(able.tree_depth, able.tree_width)
-            for name, able in self._capabilities.items()
-            if able.tree_depth
-        }
 
     def views(
         self,
@@ -81,9 +63,8 @@ class Speculation:
         the request's times. skip_search: give no options to requests whose policy needs a search.
         Their proposers do not look for drafts.
         """
-        max_nodes = MAX_NODES // max(1, len(requests))
         available = {
-            request.sequence: self._available(request, draft_limits, max_nodes)
+            request.sequence: self._available(request, draft_limits)
             for request in requests
             if not (skip_search and request.policy in LEARNING)
         }
@@ -117,9 +98,8 @@ class Speculation:
             draft_len = spec_plan.draft_lens[request.sequence]
             if not draft_len:
                 continue
-            option = spec_plan.option(view)
-            request.proposer = option.proposer
-            tasks[option.proposer].append(
+            request.proposer = spec_plan.option(view).proposer
+            tasks[request.proposer].append(
                 DraftTask(
                     request.sequence,
                     request.tokens,
@@ -127,7 +107,6 @@ class Speculation:
                     draft_len,
                     request.sampling,
                     request.reuses_prefix,
-                    self._tree(option, draft_len),
                 )
             )
         drafts = {}
@@ -157,8 +136,6 @@ class Speculation:
                 accepted = event.num_accepted if is_used else 0
                 if drafted or able.reads_hidden:
                     self._proposers[name].observe(request.sequence, accepted, event.hidden)
-                if event.path:
-                    drafted = 0  # of a tree; estimates are about the chain of best guesses
                 if not drafted and name in asked and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
                 # A step whose proposers were not asked is no evidence, and does not count.
@@ -216,21 +193,18 @@ class Speculation:
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
     def _available(
-        self, request: Request, draft_limits: Mapping[SequenceId, int], max_nodes: int
+        self, request: Request, draft_limits: Mapping[SequenceId, int]
     ) -> list[tuple[str, int]]:
         """The request's proposers that can draft now, each with the most tokens; if none can, the
-        first, with 0.
-
-        max_nodes: limit on the nodes of a tree. It does not apply to chains and to `fixed:K`.
-        """
+        first, with 0."""
         most = min(request.max_draft_len, request.remaining - 1)
         most = min(most, draft_limits.get(request.sequence, most))
         if request.policy == "none":
             most = 0  # no proposer has to search for drafts
-        found = [(name, self._most(name, request, most, max_nodes)) for name in request.proposers]
+        found = [(name, self._most(name, request, most)) for name in request.proposers]
         return [pair for pair in found if pair[1]] or found[:1]
 
-    def _most(self, name: str, request: Request, most: int, max_nodes: int) -> int:
+    def _most(self, name: str, request: Request, most: int) -> int:
         """The most tokens that this proposer can draft now."""
         longest = self._capabilities[name].max_context_len
         if longest is not None:
@@ -239,51 +213,28 @@ class Speculation:
             return 0
         proposer = self._proposers[name]
         available = proposer.num_available(request.sequence, request.tokens, request.sampling)
-        most = min(most, available)
-        space = self._spaces.get(name)
-        if not most or space is None:
-            return most
-        if not _takes_trees(request):
-            return min(most, space.depth)
-        if not request.policy.startswith("fixed:"):
-            most = min(most, max(space.depth, max_nodes))
-        return min(most, len(space))
+        return min(most, available)
 
     def _estimates(
         self,
         requests: Sequence[Request],
         available: Mapping[SequenceId, Sequence[tuple[str, int]]],
-    ) -> dict[tuple[SequenceId, str], tuple[Floats, Ints | None]]:
-        """By sequence and proposer: the acceptance probabilities, and the ranked nodes of a tree.
-        Both may be longer than what is available."""
-        groups: dict[tuple[str, bool], list[tuple[Request, int]]] = defaultdict(list)
+    ) -> dict[tuple[SequenceId, str], Floats]:
+        """The acceptance probabilities by sequence and proposer. They may be longer than what is
+        available."""
+        groups: dict[str, list[tuple[Request, int]]] = defaultdict(list)
         for request in requests:
             for name, num in available.get(request.sequence, ()):
                 if num:
-                    is_tree = name in self._spaces and _takes_trees(request)
-                    groups[name, is_tree].append((request, num))
-        found = {}
-        for (name, is_tree), group in groups.items():
+                    groups[name].append((request, num))
+        found: dict[tuple[SequenceId, str], Floats] = {}
+        for name, group in groups.items():
+            sequences = [request.sequence for request, _ in group]
             longest = max([num for _, num in group])
-            space = self._spaces[name] if is_tree else None
-            probs = self._acceptance[name].accept_probs(
-                [request.sequence for request, _ in group],
-                space.depth if space else longest,
-                [self._cohort(name, request) for request, _ in group],
-            )
-            nodes: Sequence[Ints | None] | Ints = [None] * len(group)
-            if space:
-                nodes, probs = space.ranked(probs, longest)
-            for (request, _), *estimate in zip(group, probs, nodes, strict=True):
-                found[request.sequence, name] = tuple(estimate)
+            cohorts = [self._cohort(name, request) for request, _ in group]
+            probs = self._acceptance[name].accept_probs(sequences, longest, cohorts)
+            found |= zip([(sequence, name) for sequence in sequences], probs, strict=True)
         return found
-
-    def _tree(self, option: DraftOption, num_nodes: int) -> Tree | None:
-        """The best tree of so many nodes; None if it is a chain."""
-        if option.nodes is None:
-            return None
-        tree = self._spaces[option.proposer].tree(option.nodes[:num_nodes])
-        return tree if any(tree.ranks) else None
 
     def _cohort(self, name: str, request: Request) -> str:
         """The cohort of the drafts that this proposer has for the request in this step."""
@@ -312,9 +263,9 @@ class Speculation:
         name: str,
         num_available: int,
         drafts_s: Mapping[str, float],
-        estimates: Mapping[tuple[SequenceId, str], tuple[Floats, Ints | None]],
+        estimates: Mapping[tuple[SequenceId, str], Floats],
     ) -> DraftOption:
-        probs, nodes = estimates.get((request.sequence, name), (NO_PROBS, None))
+        probs = estimates.get((request.sequence, name), NO_PROBS)
         lag = self._proposers[name].draft_lag(request.sequence, len(request.tokens))
         return DraftOption(
             num_available,
@@ -323,7 +274,6 @@ class Speculation:
             self._capabilities[name].has_passes,
             drafts_s[name],
             name,
-            nodes,
         )
 
     def _caching(self, request: Request) -> str | None:
@@ -348,25 +298,19 @@ def _cut(task: DraftTask, draft: Draft) -> Draft | None:
     Sampled drafts must not be cut, see `VerifyRequest.draft_probs`; a draft model makes none that
     are forbidden."""
     grammar = task.sampling.grammar
-    if grammar is not None and draft.probs is None and not draft.parents:
+    if grammar is not None and draft.probs is None:
         draft = Draft(draft.tokens[: grammar.num_allowed(task.tokens, draft.tokens)])
     return draft if draft.tokens else None
 
 
 def _num_positions(able: ProposerCapabilities) -> int:
     """Positions with acceptance rates of their own. Guesses of heads get worse with each one."""
-    return able.max_draft_len if able.reads_hidden or able.tree_depth else 1
+    return able.max_draft_len if able.reads_hidden else 1
 
 
 def _drafting(request: Request) -> tuple[str, ...]:
     """Names of the proposers that learn from the request; none if it never drafts."""
     return () if request.policy == "none" else request.proposers
-
-
-def _takes_trees(request: Request) -> bool:
-    """Whether its drafts may be a tree. Sampled drafts that are verified by rejection may not."""
-    sampling = request.sampling
-    return sampling.is_greedy or sampling.verification is Verification.COUPLED
 
 
 def _slack_s(request: Request, now: float) -> float:

@@ -96,7 +96,6 @@ def step_line(step: StepRecord) -> str:
                     "num_drafted": event.num_drafted,
                     "num_accepted": event.num_accepted,
                     "num_tokens": len(event.tokens),
-                    "path": event.path,
                 }
                 for event in step.events
             ],

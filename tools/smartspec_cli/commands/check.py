@@ -52,7 +52,6 @@ LIMITS = {
     "max_sequences": NUM_ROWS,
     "max_queue": 4096,
     "max_context_len": CONTEXT_LEN,
-    "max_tree_width": 4,  # heads draft trees here on CPUs too
     "max_cache_tokens": 2 * NUM_ROWS * CONTEXT_LEN // 5,  # causes preemptions in mixed batches
     "profile_s": 0.0,  # the check plans with constant costs
 }

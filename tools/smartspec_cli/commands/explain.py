@@ -134,14 +134,10 @@ def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
 
 
 def _sequence_table(step: StepRecord, sequence: SequenceId, found: Sequence[Candidate]) -> Table:
-    plan, caption = step.decision.plan, ""
-    option = next(plan.option(view) for view in step.decision.views if view.sequence == sequence)
+    caption = ""
     for event in step.events:
         if event.sequence == sequence and event.num_drafted:
-            nodes = f": {', '.join(str(node + 1) for node in event.path)}" if event.path else ""
-            kind = "" if option.nodes is None else "a tree of "
-            drafts = f"{kind}{event.num_drafted} drafts"
-            caption = f"verified: {drafts}, accepted {event.num_accepted}{nodes}"
+            caption = f"verified: {event.num_drafted} drafts, accepted {event.num_accepted}"
     return _candidate_table(f"Sequence {sequence}, draft length", found, caption)
 
 

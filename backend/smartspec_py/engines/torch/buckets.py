@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
-from smartspec_py.engines.torch.tree import visibility
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, MAX_SHORT, 24, 33)
-"""Tokens per row. The last ones are for trees of up to 32 drafts."""
+"""Tokens per row: up to 32 drafts after the last known token."""
 
 MAX_WIDTH = WIDTHS[-1]
 
@@ -100,11 +99,8 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
     return (*sizes, last)
 
 
-NUM_INPUTS = 7
+NUM_INPUTS = 6
 """Numbers per token of a padded pass, see `lay_out`."""
-
-_CHAIN = [(2 << j) - 1 for j in range(MAX_WIDTH)]
-"""What each token of a chain sees, see `lay_out`."""
 
 
 def lay_out(
@@ -113,15 +109,13 @@ def lay_out(
     """Place the inputs in their bucket; without inputs, the pass has only padding.
 
     Returns [NUM_INPUTS, R * T] and the number n of wanted tokens. The lines are token ids;
-    positions; slots, numbered row by row with max_len slots per row; `seen`, in which bit i of a
-    token is set if it sees new token i of its row, and which a long bucket does not use; the
-    cache's rows and their first slots with a key, whose first R entries are used; and `wanted`,
-    whose first n entries are the indices of the tokens whose logits are needed, in the order of the
-    inputs.
+    positions; slots, numbered row by row with max_len slots per row; the cache's rows and their
+    first slots with a key, whose first R entries are used; and `wanted`, whose first n entries are
+    the indices of the tokens whose logits are needed, in the order of the inputs.
     """
     made = np.zeros((NUM_INPUTS, bucket.num_tokens), np.int64)
-    token_ids, positions, slots, seen, rows, firsts, wanted = made
-    slots[:], seen[:], rows[: bucket.num_rows] = scratch_slot, 1, range(bucket.num_rows)
+    token_ids, positions, slots, rows, firsts, wanted = made
+    slots[:], rows[: bucket.num_rows] = scratch_slot, range(bucket.num_rows)
     lists: tuple[list[int], ...] = ([], [], [], [], [])
     places, own_tokens, own_positions, own_slots, own_wanted = lists
     for item in inputs:
@@ -133,11 +127,6 @@ def lay_out(
         own_positions += item.positions
         own_slots += range(slot, slot + num_tokens)
         own_wanted += range(first + num_tokens - item.num_logits, first + num_tokens)
-        if item.parents:
-            is_seen = visibility(item.parents)
-            seen[first : first + num_tokens] = is_seen @ (1 << np.arange(num_tokens))
-        elif not bucket.is_long:
-            seen[first : first + num_tokens] = _CHAIN[:num_tokens]
     token_ids[places], positions[places], slots[places] = own_tokens, own_positions, own_slots
     wanted[: len(own_wanted)] = own_wanted
     return made, len(own_wanted)

@@ -56,7 +56,7 @@ from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import FAMILIES, can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
-from smartspec_py.engines.torch.pair import check_pair, has_window
+from smartspec_py.engines.torch.pair import check_pair
 from smartspec_py.engines.torch.placement import Placement, place
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
@@ -82,10 +82,6 @@ logger = logging.getLogger(__name__)
 MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, but at most at this length. Longer ones are
 extrapolated."""
-
-TREE_WIDTH = 4
-"""Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
-goodput by 2 to 3 % (docs/research/results.md)."""
 
 
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -161,7 +157,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         cost = replace(cost, draft=draft_table)
     for one in runners:
         one.release()
-    proposers = _proposers(setup, target, proposer)
+    proposers = _proposers(setup, proposer)
     logger.info(
         "%s on %s: %s, %s, %d threads; drafts from %s",
         *(model.name, places, str(runner.config.dtype).removeprefix("torch."), about),
@@ -215,10 +211,7 @@ def _target(setup: _Setup) -> TorchTarget:
     )
     counts = thread_counts(setup.config.num_threads)
     runner = _runner("engine.model", own, limits.max_draft_len + 1, setup.config, counts)
-    capabilities = replace(
-        stepwise_capabilities(limits, own.vocab_size, runner.bytes_per_token),
-        verifies_trees=runner.verifies_trees and not has_window(load_config(own)),
-    )
+    capabilities = stepwise_capabilities(limits, own.vocab_size, runner.bytes_per_token)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
@@ -257,17 +250,13 @@ def _eagle_runner(head: EagleHead, own: RunnerConfig, on_openvino: bool) -> Runn
     return OpenVinoEagleRunner(head, own)
 
 
-def _proposers(
-    setup: _Setup, target: TorchTarget, proposer: DraftModelProposer | None
-) -> dict[str, Proposer]:
+def _proposers(setup: _Setup, proposer: DraftModelProposer | None) -> dict[str, Proposer]:
     """By the names that requests use. proposer: see `_proposer`."""
     limits, found = setup.limits, dict[str, Proposer]()
     if proposer is not None:
         found[HEADS if isinstance(proposer, EagleProposer) else DRAFT_MODEL] = proposer
     if isinstance(setup.heads, MedusaHeads):
-        width = limits.max_tree_width or (1 if setup.own.device.type == "cpu" else TREE_WIDTH)
-        width = width if target.capabilities.verifies_trees else 1
-        found[HEADS] = HeadsProposer(setup.heads, limits.max_sequences, limits.max_draft_len, width)
+        found[HEADS] = HeadsProposer(setup.heads, limits.max_sequences, limits.max_draft_len)
     return found
 
 

@@ -24,7 +24,7 @@ from smartspec_py.engines.base import (
 from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import Runner
-from smartspec_py.engines.torch.sampling import DraftRequest, guess_tokens
+from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens
 
 CATCH_UP_CHUNK = 512
 """Missed tokens that one pass prefills, for all sequences together."""
@@ -181,8 +181,8 @@ class DraftModelProposer(CachedModel[DraftSequence]):
             inputs.append(unread)
             drafting.read(unread.position + len(unread.tokens))
             requests.append(drafting.request)
-        guesses, probs = guess_tokens(self.runner.forward(inputs).logits, requests, 1)
-        for drafting, (token, *_), prob in zip(draftings, guesses, probs, strict=True):
+        tokens, probs = draft_tokens(self.runner.forward(inputs).logits, requests)
+        for drafting, token, prob in zip(draftings, tokens, probs, strict=True):
             drafting.take(token, prob)
 
     def _unread(self, drafting: Drafting) -> RowInput:
@@ -193,7 +193,7 @@ class DraftModelProposer(CachedModel[DraftSequence]):
     def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
         """These tokens, after those that the row holds."""
         row, num_prompt = drafting.state.row, 0 if num_logits else len(tokens)
-        return RowInput(row.index, row.num_cached, tokens, num_logits, (), num_prompt)
+        return RowInput(row.index, row.num_cached, tokens, num_logits, num_prompt)
 
 
 def _lag(drafting: Drafting) -> int:

@@ -146,7 +146,7 @@ class GraphRunner(CausalRunner):
             return []
         long = [i for i, one in enumerate(inputs) if len(one.tokens) > self._most]
         short = [i for i, one in enumerate(inputs) if len(one.tokens) <= self._most]
-        if any(inputs[i].num_logits > 1 or inputs[i].parents for i in long):
+        if any(inputs[i].num_logits > 1 for i in long):
             return []
         parts = ([short] if short else []) + [[i] for i in long]
         found = []
@@ -197,17 +197,12 @@ class GraphRunner(CausalRunner):
         """A pass over the staged inputs of this bucket. All its tensors are on the device and have
         fixed addresses."""
         num_tokens, num_rows, width = bucket.num_tokens, bucket.num_rows, bucket.width
-        token_ids, positions, slots, seen, rows, firsts, wanted = self._static_inputs(bucket)
+        token_ids, positions, slots, rows, firsts, wanted = self._static_inputs(bucket)
         every = self._every[:num_tokens]
 
         def run() -> None:
-            starts, bits = positions.view(num_rows, width)[:, 0], self._every[:width]
-            if bucket.is_long:
-                is_seen = (bits <= bits[:, None])[None]
-            else:
-                shifted = seen.view(num_rows, width)[:, :, None] >> bits
-                is_seen = shifted.bitwise_and(1).bool()
-            mask = attention_mask(starts, firsts[:num_rows], is_seen, bucket.context_len)
+            starts = positions.view(num_rows, width)[:, 0]
+            mask = attention_mask(starts, firsts[:num_rows], width, bucket.context_len)
             group_rows = rows[:num_rows] if bucket.is_long else slice(0, num_rows)
             group = AttentionGroup(slice(0, num_tokens), group_rows, mask)
             places = wanted[:num_rows] if bucket.is_long else every

@@ -4,8 +4,6 @@ Head i guesses the token i + 2 positions after the token whose state it reads. T
 the target drew its last token is known, so all heads guess at once and no model runs. A guess does
 not know the guesses before it. So heads are cheap, and the later ones are right less often than a
 draft model.
-
-If the target verifies trees, the drafts are a tree: for each depth several guesses of its head.
 """
 
 from __future__ import annotations
@@ -14,27 +12,27 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from operator import eq
 from typing import Any, NamedTuple
 
 import torch
 
-from smartspec_py.core.types import NO_TOKEN, ROOT, SamplingParams, SequenceId, Tree
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.torch.cached_model import history_of
 from smartspec_py.engines.torch.medusa import MedusaHeads
 from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import DraftRequest, guess_tokens
-from smartspec_py.engines.torch.tree import depths
+from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens
 
 NUM_TIMINGS = 5
 """How often drafting is timed. The fastest counts, because other processes only slow it down."""
 
 
 class _Guesses(NamedTuple):
-    """Guesses for the tokens after the first num_known. tokens: by depth, best first."""
+    """Guesses for the tokens after the first num_known."""
 
     num_known: int
-    tokens: list[list[int]]
+    tokens: list[int]
 
 
 @dataclass(slots=True)
@@ -49,65 +47,39 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Drafting:
-    """A task in progress. depth: number of heads that it needs. guesses, probs: of each head so
-    far."""
+    """A task in progress. guesses, probs: of each head so far."""
 
     task: DraftTask
-    depth: int
     history: TokenHistory | None
-    guesses: list[list[int]]
+    guesses: list[int]
     probs: list[torch.Tensor | None]
 
     @property
     def request(self) -> DraftRequest:
-        """For the next head. The guesses before it count as the best ones."""
-        best = tuple([guesses[0] for guesses in self.guesses])
-        position = len(self.task.tokens) + len(best)
-        return DraftRequest(self.task.sampling, position, self.history, best)
+        """For the next head."""
+        position = len(self.task.tokens) + len(self.guesses)
+        return DraftRequest(self.task.sampling, position, self.history, tuple(self.guesses))
 
     def draft(self) -> Draft:
-        """The planned tree or chain, without missing guesses and nodes after an end token."""
-        task = self.task
-        tree = task.tree or Tree(tuple(range(ROOT, task.draft_len - 1)), (0,) * task.draft_len)
-        places, at = {ROOT: ROOT}, {ROOT: ROOT}  # of nodes that can have children: index and depth
-        tokens: list[int] = []
-        parents: list[int] = []
-        probs = []
-        for node, (parent, rank) in enumerate(zip(*tree, strict=True)):
-            if parent not in places:
-                continue
-            depth = at[parent] + 1
-            token = self.guesses[depth][rank]
-            if token == NO_TOKEN:
-                continue
-            if token not in task.sampling.end_tokens:
-                places[node], at[node] = len(tokens), depth
-            tokens.append(token)
-            parents.append(places[parent])
-            if (prob := self.probs[depth]) is not None:
-                probs.append(prob)
-        given = torch.stack(probs) if probs else None
-        return Draft(tuple(tokens), given, () if task.tree is None else tuple(parents))
+        """The guesses, without those after an end token."""
+        num = self.task.sampling.num_before_end(self.guesses) + 1
+        probs = [prob for prob in self.probs[:num] if prob is not None]
+        return Draft(tuple(self.guesses[:num]), torch.stack(probs) if probs else None)
 
 
 class HeadsProposer:
     """Medusa heads as a `HindsightProposer`. It knows only sequences whose hidden states were
     reported."""
 
-    def __init__(
-        self, heads: MedusaHeads, max_sequences: int, longest: int, width: int = 1
-    ) -> None:
-        """longest: the most tokens of a draft. width: guesses of a head; 1 for chains."""
+    def __init__(self, heads: MedusaHeads, max_sequences: int, longest: int) -> None:
+        """longest: the most tokens of a draft."""
         self.heads = heads
         self._sequences: dict[SequenceId, _Sequence] = {}
-        is_tree = width > 1 and longest > 1
         self._capabilities = ProposerCapabilities(
-            max_draft_len=longest if is_tree else min(heads.num_heads, longest),
+            max_draft_len=min(heads.num_heads, longest),
             has_passes=False,
             reads_hidden=True,
             has_hindsight=True,
-            tree_depth=min(heads.num_heads, longest) if is_tree else 0,
-            tree_width=width if is_tree else 1,
         )
         draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
         self._capabilities = replace(self._capabilities, draft_s=draft_s)
@@ -128,14 +100,14 @@ class HeadsProposer:
             return [NO_DRAFT for _ in tasks]
         states = torch.stack([self._sequences[task.sequence].state for task in able])
         logits = self.heads.logits(states)
-        started = [_Drafting(task, _depth(task), self._history(task), [], []) for task in able]
-        for head in range(max(drafting.depth for drafting in started)):
-            rows = [row for row, drafting in enumerate(started) if head < drafting.depth]
+        started = [_Drafting(task, self._history(task), [], []) for task in able]
+        for head in range(max(task.draft_len for task in able)):
+            rows = [row for row, task in enumerate(able) if head < task.draft_len]
             active = [started[row] for row in rows]
             requests = [drafting.request for drafting in active]
-            found = guess_tokens(logits[rows, head], requests, self._capabilities.tree_width)
-            for drafting, guesses, prob in zip(active, *found, strict=True):
-                drafting.guesses.append(guesses)
+            found = draft_tokens(logits[rows, head], requests)
+            for drafting, guess, prob in zip(active, *found, strict=True):
+                drafting.guesses.append(guess)
                 drafting.probs.append(prob)
         for drafting in started:
             known = self._sequences[drafting.task.sequence]
@@ -146,14 +118,11 @@ class HeadsProposer:
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """See `HindsightProposer`, for the best guesses. (0, 0) if it did not draft."""
+        """See `HindsightProposer`. (0, 0) if it did not draft."""
         known = self._sequences.get(sequence)
         if known is None or known.guesses is None or known.guesses.num_known != len(tokens):
             return 0, 0
-        are_right = [
-            tokens[0] == token
-            for tokens, token in zip(known.guesses.tokens, generated, strict=False)
-        ]
+        are_right = list(map(eq, known.guesses.tokens, generated))
         return len(are_right), sum(takewhile(bool, are_right))
 
     def cohort(self, sequence: SequenceId) -> str:
@@ -191,7 +160,7 @@ class HeadsProposer:
         mean of greedy and sampled text, each the fastest of some calls."""
         state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
         self._sequences = {sequence: _Sequence(state) for sequence in range(num_sequences)}
-        longest = min(self.heads.num_heads, self._capabilities.max_draft_len)
+        longest = self._capabilities.max_draft_len
         found = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
             tasks = [DraftTask(one, [0], 1, longest, sampling) for one in range(num_sequences)]
@@ -203,8 +172,3 @@ class HeadsProposer:
         start = time.perf_counter()
         self.propose(tasks)
         return time.perf_counter() - start
-
-
-def _depth(task: DraftTask) -> int:
-    """Number of heads that the task needs."""
-    return task.draft_len if task.tree is None else max(depths(task.tree.parents))

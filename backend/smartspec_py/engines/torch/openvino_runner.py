@@ -286,7 +286,7 @@ def _halves(one: RowInput) -> tuple[RowInput, RowInput]:
     first, num_rest = one.num_prompt, len(one.tokens) - one.num_prompt
     num_logits = max(0, one.num_logits - num_rest)
     return (
-        RowInput(one.row, one.position, one.tokens[:first], num_logits, (), first),
+        RowInput(one.row, one.position, one.tokens[:first], num_logits, first),
         RowInput(one.row, one.position + first, one.tokens[first:], one.num_logits - num_logits),
     )
 
@@ -306,7 +306,6 @@ def _joined(
 
 def _parts(one: RowInput) -> list[RowInput]:
     """The tokens of an input by attention: those of a prompt together, others one by one."""
-    assert not one.parents, "OpenVINO verifies chains only"
     first = one.num_prompt if one.num_prompt > 1 else 0
     together = [RowInput(one.row, one.position, one.tokens[:first], 0)] if first else []
     return together + [

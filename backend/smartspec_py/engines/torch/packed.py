@@ -5,9 +5,7 @@ exactly these tokens, so verifications of different lengths and prompt chunks sh
 attention handles rows separately. Each sequence owns one row of a static buffer of keys and values.
 The keys of position p are written to place p of the row. A query at position p sees the keys at
 positions 0..p of its own row. Keys after p are stale and never read. So a rejected draft needs no
-removal; later tokens overwrite it. A draft of a tree sees its ancestors instead of all drafts
-before it. When drafts of a tree are accepted, `move_tokens` moves their keys to where a chain would
-have written them.
+removal; later tokens overwrite it.
 
 Models come from Hugging Face. Their attention is replaced through Transformers' attention
 interface, and their cache is replaced by `RowCache`.
@@ -24,8 +22,6 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from smartspec_py.engines.torch.tree import depths, visibility
-
 ATTENTION_NAME = "smartspec_packed"
 
 MAX_SHORT = 16
@@ -40,24 +36,20 @@ slot is enough; with sixteen, every layer of the cache starts at a multiple of 6
 @dataclass(frozen=True, slots=True)
 class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
-    `num_logits`. parents: if the tokens after the first are a tree, see `tree`; else empty.
-    num_prompt: how many of the first tokens are read as a prompt, see `openvino_runner`.
-    first: the row's first slot with a key, see `eagle`."""
+    `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
+    `openvino_runner`. first: the row's first slot with a key, see `eagle`."""
 
     row: int
     position: int
     tokens: Sequence[int]
     num_logits: int
-    parents: Sequence[int] = ()
     num_prompt: int = 0
     first: int = 0
 
     @property
-    def positions(self) -> list[int]:
-        """Of each token. The slot of token i in the row is position + i."""
-        if self.parents:
-            return [self.position + depth for depth in depths(self.parents)]
-        return list(range(self.position, self.position + len(self.tokens)))
+    def positions(self) -> range:
+        """Of each token, which are also their slots in the row."""
+        return range(self.position, self.position + len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +103,7 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
         num_tokens += len(item.tokens)
     token_ids = [token for item in ordered for token in item.tokens]
     positions = [position for item in ordered for position in item.positions]
-    slots = [
-        item.row * max_len + item.position + j for item in ordered for j in range(len(item.tokens))
-    ]
+    slots = [item.row * max_len + position for item in ordered for position in item.positions]
     wanted = [
         firsts[item.row] + j
         for item in inputs
@@ -135,40 +125,33 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
     row_lo, row_hi = items[0].row, items[-1].row + 1
     num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
     starts, firsts = torch.zeros(2, num_rows, dtype=torch.long)
-    is_seen = torch.ones(width, width, dtype=torch.bool).tril().repeat(num_rows, 1, 1)
     places: list[int] = []
     for item in items:
         row, num = item.row - row_lo, len(item.tokens)
         starts[row], firsts[row] = item.position, item.first
         places += range(row * width, row * width + num)
-        if item.parents:
-            is_seen[row, :num, :num] = torch.from_numpy(visibility(item.parents))
     context_len = max(item.position + len(item.tokens) for item in items)
     is_rectangular = len(places) == num_rows * width
     return AttentionGroup(
         slice(first, first + len(places)),
         slice(row_lo, row_hi),
-        attention_mask(starts.to(device), firsts.to(device), is_seen.to(device), context_len),
+        attention_mask(starts.to(device), firsts.to(device), width, context_len),
         None if is_rectangular else torch.tensor(places, device=device),
     )
 
 
 def attention_mask(
-    starts: torch.Tensor, firsts: torch.Tensor, is_seen: torch.Tensor, context_len: int
+    starts: torch.Tensor, firsts: torch.Tensor, width: int, context_len: int
 ) -> torch.Tensor:
-    """The mask of rows with new tokens, bool [rows, 1, width, context_len].
+    """The mask of rows with `width` new tokens, bool [rows, 1, width, context_len].
 
-    starts: [rows], the slot of each row's first new token; all tokens see the slots before it.
-    firsts: [rows], the row's first slot with a key. is_seen: bool [rows, width, width]; which new
-    tokens of its row each one sees.
+    starts: [rows], the slot of each row's first new token. firsts: [rows], the row's first slot
+    with a key.
     """
-    num_rows, width, _ = is_seen.shape
-    # Padding tokens may stand beyond the context, so the mask has room for them at first.
-    keys = torch.arange(context_len + width, device=starts.device)
-    is_before = (keys < starts[:, None]) & (keys >= firsts[:, None])
-    mask = is_before[:, None].repeat(1, width, 1)
-    slots = (starts[:, None] + keys[:width])[:, None].expand(num_rows, width, width)
-    return mask.scatter_(2, slots, is_seen)[:, None, :, :context_len]
+    keys = torch.arange(context_len, device=starts.device)
+    slots = starts[:, None] + torch.arange(width, device=starts.device)
+    mask = (keys <= slots[:, :, None]) & (keys >= firsts[:, None, None])
+    return mask[:, None]
 
 
 _Read = list[tuple[torch.Tensor, torch.Tensor]]
@@ -225,10 +208,6 @@ class RowCache(Cache):
     def clear_row(self, row: int, first: int = 0) -> None:
         """See `RowStore`. first: the first slot to clear."""
         self.buffer[:, :, row, first:] = 0
-
-    def move_tokens(self, row: int, slots: Sequence[int], first: int) -> None:
-        """Move the keys and values of these slots of the row to the slots from `first` on."""
-        self.buffer[:, :, row, first : first + len(slots)] = self.buffer[:, :, row, list(slots)]
 
 
 def packed_attention(

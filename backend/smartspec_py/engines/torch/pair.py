@@ -123,7 +123,7 @@ def _read_config(name: str, folder: Path) -> Any:
 
 def _check_layers(name: str, config: Any) -> None:
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if has_window(config):
+    if _has_window(config):
         layers.add("sliding_attention")
     if config.model_type in WINDOWED:
         layers.discard("sliding_attention")
@@ -136,7 +136,7 @@ def _check_layers(name: str, config: Any) -> None:
         )
 
 
-def has_window(config: Any) -> bool:
+def _has_window(config: Any) -> bool:
     """Whether a layer attends to a sliding window."""
     if layers := getattr(config, "layer_types", None):
         return "sliding_attention" in layers

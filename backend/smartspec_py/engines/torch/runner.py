@@ -88,9 +88,6 @@ class Runner(ABC):
 
     cache: RowStore
 
-    verifies_trees = False
-    """Whether the tokens of an input may be a tree."""
-
     def __init__(self, config: RunnerConfig) -> None:
         self.config = config
         self.passes_s = 0.0
@@ -140,9 +137,7 @@ class Runner(ABC):
         tokens = [0] * tokens_per_row
         wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
         num_prompt = 0 if num_logits is None else tokens_per_row
-        inputs = [
-            RowInput(row, position, tokens, wanted, (), num_prompt) for row in range(batch_size)
-        ]
+        inputs = [RowInput(row, position, tokens, wanted, num_prompt) for row in range(batch_size)]
         start = time.perf_counter()
         self.forward(inputs).logits.argmax(-1).tolist()
         return time.perf_counter() - start
@@ -152,7 +147,6 @@ class CausalRunner(Runner):
     """A model that PyTorch runs."""
 
     cache: RowCache
-    verifies_trees = True
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
         """model: of Transformers, with the engine's attention."""

@@ -19,10 +19,6 @@ min(1, p(x) / q(x)). A rejected draft is replaced by a draw from max(p - q, 0), 
 1 - TV(p, q) of the drafts, the maximum for any rule, but the text depends on the drafts. Greedy
 rows are verified as in coupled verification.
 
-Drafts can be a tree. The target's own draw after a draft is what it would be after the same tokens
-in a chain, because the noise depends on the position only. If a child of the draft is that token,
-the child is accepted. So coupled verification of a tree also gives the same text.
-
 Noise is computed only for the tokens that truncation keeps. Its integer hashing gives the same
 result on every device. If logits differ slightly, near-ties of the scores can still give another
 token.
@@ -33,20 +29,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
+from operator import eq
 
 import torch
 
-from smartspec_py.core.types import (
-    NO_TOKEN,
-    ROOT,
-    SamplingParams,
-    TokenLogProb,
-    Verification,
-)
+from smartspec_py.core.types import NO_TOKEN, SamplingParams, TokenLogProb, Verification
 from smartspec_py.engines.torch.noise import Stream, noise_key, uniform_noise
 from smartspec_py.engines.torch.processors import Shaping, TokenHistory, shape_logits
-from smartspec_py.engines.torch.tree import accepted_path, chain, depths, path_to
 from smartspec_py.engines.torch.truncation import Candidates, best_tokens, truncate, truncation_kind
 
 _MAX_SCORES = 1 << 24
@@ -59,8 +49,6 @@ class VerifyRequest:
 
     position: absolute position of the first token to draw.
     history: the tokens before it; required if sampling.shapes_logits.
-    parents: if the drafts are a tree, see `tree`; row i + 1 of the logits follows draft i. Empty
-        for a chain. Drafts that are verified by rejection must be a chain.
     draft_probs: [len(drafts), vocab], the distribution of each draft; None if the drafts were not
         sampled. Pass every sampled draft, even an unlikely one: dropping a draft because of its
         value would bias the text. Ending the drafts after a token because of its value is safe.
@@ -71,27 +59,19 @@ class VerifyRequest:
     history: TokenHistory | None = None
     drafts: tuple[int, ...] = ()
     draft_probs: torch.Tensor | None = None
-    parents: tuple[int, ...] = ()
-
-    @property
-    def tree(self) -> Sequence[int]:
-        """The parents; those of a chain if `parents` is empty."""
-        return self.parents or chain(len(self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
     """tokens: the accepted drafts and one more token; empty if the logits of the latter are not
-    finite. path: indices of the accepted drafts. log_probs: of each token; empty unless requested.
-    """
+    finite. log_probs: of each token; empty unless requested."""
 
     tokens: tuple[int, ...]
-    path: Sequence[int]
     log_probs: tuple[TokenLogProb, ...] = ()
 
     @property
     def num_accepted(self) -> int:
-        return len(self.path)
+        return max(0, len(self.tokens) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +122,19 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     results = []
     for request, first in pairs:
         drawn = drawn_tokens[first : first + len(request.drafts) + 1]
-        path = accepted_path(request.drafts, request.tree, drawn)
-        last = drawn[path[-1] + 1 if path else 0]
-        emitted = (*(request.drafts[i] for i in path), last)
-        results.append(VerifyResult(() if last == NO_TOKEN else emitted, path))
+        num_accepted = sum(takewhile(bool, map(eq, request.drafts, drawn)))
+        is_finite = drawn[num_accepted] != NO_TOKEN
+        results.append(VerifyResult(tuple(drawn[: num_accepted + 1]) if is_finite else ()))
     return _with_log_probs(results, logits, requests, firsts)
 
 
-def guess_tokens(
-    logits: torch.Tensor, requests: Sequence[DraftRequest], width: int
-) -> tuple[list[list[int]], list[torch.Tensor | None]]:
-    """The `width` best guesses from each row of logits [len(requests), vocab], float32.
+def draft_tokens(
+    logits: torch.Tensor, requests: Sequence[DraftRequest]
+) -> tuple[list[int], list[torch.Tensor | None]]:
+    """One token from each row of logits [len(requests), vocab], float32.
 
-    The first guess is the draft. The others are the next best ones with the same noise; NO_TOKEN if
-    there is none, as for draws from the row's own distribution. That distribution is also returned,
-    [vocab] float32. It is None for greedy tokens and for draws with the target's noise.
+    Also the distribution that it was drawn from, [vocab] float32. It is None for greedy tokens and
+    for draws with the target's noise.
     """
     shapings = [
         Shaping(row, one.sampling, _history(one), one.provisional)
@@ -164,9 +142,7 @@ def guess_tokens(
         if one.sampling.shapes_logits
     ]
     shaped = shape_logits(logits, shapings)
-    tokens = best_tokens(shaped, width)
-    if width > 1:
-        tokens.masked_fill_(shaped.gather(-1, tokens) == -torch.inf, NO_TOKEN)
+    tokens = best_tokens(shaped, 1)[:, 0]
     probs: list[torch.Tensor | None] = [None] * len(requests)
     draws = [
         _Draw(row, one.sampling, one.position)
@@ -174,17 +150,15 @@ def guess_tokens(
         if not one.sampling.is_greedy
     ]
     for group in _groups(draws, logits):
-        candidates, index = _candidates(shaped, group), _index(group, logits)
+        candidates = _candidates(shaped, group)
         if group[0].sampling.verification is Verification.COUPLED:
-            drawn = candidates.best(_keys(group, Stream.TARGET, logits), width)
+            stream = Stream.TARGET
         else:
-            drawn = candidates.draw(_keys(group, Stream.DRAFT, logits))[:, None]
+            stream = Stream.DRAFT
             for draw, drawn_from in zip(group, candidates.spread(logits.shape[-1]), strict=True):
                 probs[draw.row] = drawn_from
-        tokens[index] = NO_TOKEN
-        tokens[index, : drawn.shape[-1]] = drawn
-    guesses: list[list[int]] = tokens.tolist()
-    return guesses, probs
+        tokens[_index(group, logits)] = candidates.draw(_keys(group, stream, logits))
+    return tokens.tolist(), probs
 
 
 def _shapings(one: VerifyRequest, first: int) -> list[Shaping]:
@@ -192,10 +166,9 @@ def _shapings(one: VerifyRequest, first: int) -> list[Shaping]:
     if not one.sampling.shapes_logits:
         return []
     history = _history(one)
-    paths = [path_to(draft, one.tree) for draft in range(ROOT, len(one.drafts))]
     return [
-        Shaping(first + row, one.sampling, history, tuple(one.drafts[i] for i in path))
-        for row, path in enumerate(paths)
+        Shaping(first + row, one.sampling, history, one.drafts[:row])
+        for row in range(len(one.drafts) + 1)
     ]
 
 
@@ -210,15 +183,14 @@ def _draws(one: VerifyRequest, first: int) -> list[_Draw]:
     if sampling.is_greedy:
         return []
     if sampling.verification is Verification.REJECTION:
-        assert not one.parents, "a tree cannot be verified by rejection"
         num_judged = len(one.drafts)
     found = []
-    for row, depth in enumerate(depths(one.tree)):
+    for row in range(len(one.drafts) + 1):
         draft, probs = NO_TOKEN, None
         if row < num_judged:
             draft = one.drafts[row]
             probs = None if one.draft_probs is None else one.draft_probs[row]
-        found.append(_Draw(first + row, sampling, one.position + depth, draft, probs))
+        found.append(_Draw(first + row, sampling, one.position + row, draft, probs))
     return found
 
 
@@ -283,7 +255,7 @@ def _with_log_probs(
     wanted = [i for i, one in enumerate(requests) if one.sampling.log_probs and results[i].tokens]
     if not wanted:
         return results
-    rows = [firsts[i] + row for i in wanted for row in (0, *(d + 1 for d in results[i].path))]
+    rows = [firsts[i] + row for i in wanted for row in range(len(results[i].tokens))]
     tokens = [token for i in wanted for token in results[i].tokens]
     num_top = [requests[i].sampling.num_top_log_probs for i in wanted for _ in results[i].tokens]
     index = torch.tensor(rows, device=logits.device)
@@ -291,7 +263,7 @@ def _with_log_probs(
     for i in wanted:
         tokens_of = results[i].tokens
         log_probs = tuple(next(found) for _ in tokens_of)
-        results[i] = VerifyResult(tokens_of, results[i].path, log_probs)
+        results[i] = VerifyResult(tokens_of, log_probs)
     return results
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,10 +130,10 @@ class TorchTarget(CachedModel[_Sequence]):
         has_all = self.runner.config.state_layers
         return len(row_input.tokens) if has_all else row_input.num_logits
 
-    def _reported(self, item: _Item, result: VerifyResult | None) -> Iterable[int]:
+    def _reported(self, item: _Item, result: VerifyResult | None) -> range:
         """Which of the item's states the proposers get: those of tokens that are new and final."""
         if item.request is not None and item.request.drafts and result is not None:
-            return [0, *(draft + 1 for draft in result.path)]
+            return range(result.num_accepted + 1)
         num_again = item.num_again if self.runner.config.state_layers else 0
         return range(num_again, self._num_states(item.row_input))
 
@@ -151,18 +151,18 @@ class TorchTarget(CachedModel[_Sequence]):
             num_again = int(num_prompt == 1 and work.start > 0)
             first = work.start - num_again
             known, num_prompt = state.tokens[first:end], num_prompt + num_again
-            read = RowInput(row.index, first, known, num_logits, (), num_prompt)
+            read = RowInput(row.index, first, known, num_logits, num_prompt)
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request, scored, num_again)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
-        _, drafts, probs, parents = verified
+        _, drafts, probs = verified
         if probs is not None:
             probs = probs.to(self.runner.config.device)  # the draft may have its own device
         tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
         return _Item(
             work.sequence,
-            RowInput(row.index, row.num_cached, tokens, len(tokens), parents),
-            VerifyRequest(sampling, position, state.history, drafts, probs, parents),
+            RowInput(row.index, row.num_cached, tokens, len(tokens)),
+            VerifyRequest(sampling, position, state.history, drafts, probs),
         )
 
     def _fail(self, sequence: SequenceId) -> Event:
@@ -204,7 +204,7 @@ class TorchTarget(CachedModel[_Sequence]):
         if result is None or item.request is None:
             state.row.num_cached = end
             return Event(item.sequence, pass_s=pass_s)
-        num_drafts, path = len(item.request.drafts), result.path
+        num_drafts = len(item.request.drafts)
         if not result.tokens and num_drafts and isinstance(self.runner.cache, RowCache):
             # PyTorch multiplies the values of masked keys by 0, and 0 times NaN is NaN. So one
             # draft that overflows makes all logits of its row NaN.
@@ -213,12 +213,7 @@ class TorchTarget(CachedModel[_Sequence]):
             return event._replace(num_drafted=num_drafts)
         if not result.tokens:
             return self._fail(item.sequence)
-        first = end - num_drafts
-        if path and path[-1] != len(path) - 1:
-            slots = [first + draft for draft in path]
-            assert isinstance(self.runner.cache, RowCache)
-            self.runner.cache.move_tokens(state.row.index, slots, first)
-        state.row.num_cached = first + len(path)
+        state.row.num_cached = end - num_drafts + result.num_accepted
         state.tokens.extend(result.tokens)
         if state.history is not None:
             state.history.extend(result.tokens)
@@ -229,7 +224,6 @@ class TorchTarget(CachedModel[_Sequence]):
             num_accepted=result.num_accepted,
             pass_s=pass_s,
             log_probs=result.log_probs,
-            path=tuple(path) if item.request.parents else (),
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smartspec_py.core.types import NO_TOKEN, SamplingParams
+from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.torch.noise import gumbel_noise
 
 
@@ -32,18 +32,6 @@ class Candidates:
         """Draw one token per row, [n], with the noise of these keys [n]."""
         best = (self.scores + gumbel_noise(keys, self.tokens)).argmax(-1, keepdim=True)
         return self._tokens_of_rows().gather(-1, best)[:, 0]
-
-    def best(self, keys: torch.Tensor, num: int) -> torch.Tensor:
-        """The token that `draw` returns, and the next best ones with the same noise, best first.
-
-        Shape [n, min(num, m)]; NO_TOKEN where fewer tokens are kept.
-        """
-        if num == 1:
-            return self.draw(keys)[:, None]
-        scores = self.scores + gumbel_noise(keys, self.tokens)
-        best = scores.topk(min(num, scores.shape[-1]))
-        tokens = self._tokens_of_rows().gather(-1, best.indices)
-        return tokens.masked_fill(best.values == -torch.inf, NO_TOKEN)
 
     def probs(self) -> torch.Tensor:
         """[n, m], float32."""
