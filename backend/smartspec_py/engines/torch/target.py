@@ -107,16 +107,17 @@ class TorchTarget(CachedModel[_Sequence]):
         logits, scores = self._score_prompts(out.logits, items)
         results = iter(verify(logits, [item.request for item in items if item.request]))
         pass_s = time.perf_counter() - start
-        events, states, first = [], [], 0
+        events, first = [], 0
         for item in items:
-            result = next(results) if item.request else None
-            events.append(self._settle(item, result, pass_s))
+            result, hidden = next(results) if item.request else None, None
+            if out.hidden is not None:
+                if reported := self._reported(item, result):
+                    hidden = out.hidden[first + reported.start : first + reported.stop]
+                first += self._num_states(item.row_input)
+            events.append(self._settle(item, result, pass_s, hidden))
             if item.sequence in scores:
                 events[-1] = events[-1]._replace(prompt_log_probs=scores[item.sequence])
-            if out.hidden is not None:
-                states.append([first + i for i in self._reported(item, result)])
-                first += self._num_states(item.row_input)
-        return events if out.hidden is None else _with_states(events, out.hidden, states)
+        return events
 
     def cancel(self, sequence: SequenceId) -> None:
         """Does nothing: work in flight ends with the next poll."""
@@ -196,14 +197,23 @@ class TorchTarget(CachedModel[_Sequence]):
             first = last
         return torch.cat(kept), found
 
-    def _settle(self, item: _Item, result: VerifyResult | None, pass_s: float) -> Event:
+    def _settle(
+        self,
+        item: _Item,
+        result: VerifyResult | None,
+        pass_s: float,
+        hidden: torch.Tensor | None,
+    ) -> Event:
         """Update the sequence with the result. After a verification, the row also holds the last
-        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk."""
+        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk.
+
+        hidden: the states for its proposers.
+        """
         state = self._sequences[item.sequence]
         end = item.row_input.position + len(item.row_input.tokens)
         if result is None or item.request is None:
             state.row.num_cached = end
-            return Event(item.sequence, pass_s=pass_s)
+            return Event(item.sequence, pass_s=pass_s, hidden=hidden)
         num_drafts = len(item.request.drafts)
         if not result.tokens and num_drafts and isinstance(self.runner.cache, RowCache):
             # PyTorch multiplies the values of masked keys by 0, and 0 times NaN is NaN. So one
@@ -224,23 +234,5 @@ class TorchTarget(CachedModel[_Sequence]):
             num_accepted=result.num_accepted,
             pass_s=pass_s,
             log_probs=result.log_probs,
+            hidden=hidden,
         )
-
-
-def _with_states(
-    events: Sequence[Event], hidden: torch.Tensor, rows: Sequence[Sequence[int]]
-) -> list[Event]:
-    """The events with these rows of a pass's states; failed ones without. One copy for all events,
-    because on a GPU one for each would take longer than the pass of a small model. No copy if all
-    states are wanted."""
-    every = [i for some in rows for i in some]
-    if every != list(range(len(hidden))):
-        hidden = hidden.index_select(0, torch.tensor(every, device=hidden.device, dtype=torch.long))
-    parts = torch.split(hidden, [len(some) for some in rows])
-    pairs = zip(events, parts, strict=True)
-    return [
-        event._replace(hidden=part)
-        if event.hidden is None and not event.error and len(part)
-        else event
-        for event, part in pairs
-    ]
