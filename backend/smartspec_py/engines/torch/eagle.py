@@ -14,7 +14,7 @@ Two layouts are read: that of the EAGLE project (`midlayer.`) and that of specul
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -302,9 +302,12 @@ class HeadInput(RowInput):
 class OwnStates:
     """The state that the head returned last, for each row."""
 
-    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
-        self._head = head
-        shape = config.num_rows, head.config.hidden_size
+    def __init__(
+        self, fuse: Callable[[torch.Tensor], torch.Tensor], width: int, config: RunnerConfig
+    ) -> None:
+        """fuse: see `EagleHead`. width: of a state."""
+        self._fuse = fuse
+        shape = config.num_rows, width
         self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
 
     def inputs(self, inputs: Sequence[RowInput]) -> torch.Tensor:
@@ -314,7 +317,7 @@ class OwnStates:
         known = [states for states in given if states is not None]
         if known:
             assert len(known) == len(inputs), "only some inputs have states of the target"
-            return self._head.fuse(torch.cat(known).to(self._states))
+            return self._fuse(torch.cat(known).to(self._states))
         return self._states[[one.row for one in inputs for _ in one.tokens]]
 
     def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
@@ -328,7 +331,7 @@ class EagleRunner(GraphRunner):
 
     def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
         super().__init__(head, replace(config, gives_hidden=True))
-        self.states = OwnStates(head, config)
+        self.states = OwnStates(head.fuse, head.config.hidden_size, config)
 
     @property
     def _vocab_size(self) -> int:

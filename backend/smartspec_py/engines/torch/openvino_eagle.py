@@ -50,6 +50,19 @@ class _HeadGraph(DecoderGraph):
         logits = self._linear(["lm_head"], normed)
         return self._model([logits, normed if model.of.norm_output else own])
 
+    def fusion(self, model: EagleHead) -> ov.Model:
+        """`EagleHead.fuse`."""
+        parts, of = model.parts, model.of
+        given = states = _parameter(STATES, [-1, parts.fc.in_features], np.float32)
+        if of.norm_before_fc:
+            states = self._norm("input_norm", parts.input_norm, states)
+        if of.fc_norm:
+            each = op.split(states, _int(-1), len(parts.fc_norm)).outputs()
+            pairs = zip(parts.fc_norm, each, strict=True)
+            normed = [self._norm(f"fc_norm.{i}", *pair) for i, pair in enumerate(pairs)]
+            states = op.concat(normed, -1)
+        return ov.Model([op.result(self._linear(["fc"], states))], [given], "fusion")
+
 
 class OpenVinoEagleRunner(OpenVinoRunner):
     """An EAGLE-3 head that OpenVINO compiled, and its cache.
@@ -64,8 +77,21 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         if config.weights != "stored":
             config = replace(config, weights="int8")
         super().__init__(head, config, Weights(head.parts.state_dict()), most_copies=1)
-        self._head, self.states = head, OwnStates(head, config)
+        fusion = ov.Core().compile_model(self._fusion, "CPU", self._settings)
+        self._fused = fusion.create_infer_request()
+        self._head, self.states = head, OwnStates(self._fuse, head.config.hidden_size, config)
         self._num_drafted = head.parts.lm_head.out_features
+
+    def _build(self, graph: DecoderGraph, model: EagleHead) -> ov.Model:
+        assert isinstance(graph, _HeadGraph)
+        self._fusion = graph.fusion(model)
+        return super()._build(graph, model)
+
+    def _fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """On one core, PyTorch takes 0.2 ms for a few tokens, and 9 ms for 200 of SmolLM2-135M."""
+        self._fused.set_input_tensor(0, ov.Tensor(states.float().numpy(), shared_memory=True))
+        self._fused.infer(share_outputs=True)
+        return torch.from_numpy(self._fused.get_output_tensor(0).data)
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:

@@ -123,7 +123,7 @@ class OpenVinoRunner(Runner):
             raise ModelError(
                 f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
             )
-        settings = {
+        self._settings = settings = {
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else precision,
@@ -136,8 +136,7 @@ class OpenVinoRunner(Runner):
         is_half = config.dtype in HALF
         sizes = num_bits, group, config.max_len, num_threads
         graph = self._graph_class(model, of_model, *sizes, is_half)
-        built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
-        self._memory = graph.memory
+        built, self._memory = self._build(graph, model), graph.memory
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8)
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
         compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
@@ -153,6 +152,10 @@ class OpenVinoRunner(Runner):
         self.cache = BlockCache(self.compiled, model, config)
         for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
             copy.request.set_tensor(name, tensor)
+
+    def _build(self, graph: DecoderGraph, model: Any) -> ov.Model:
+        config = self.config
+        return graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
 
     @property
     def about(self) -> str:
