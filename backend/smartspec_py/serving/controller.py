@@ -35,12 +35,6 @@ from smartspec_py.serving.step import Decision, Reason, StepRecord
 PROBE_DRAFT_LEN = 2
 """Draft length of a probe. Two passes separate the fixed cost from the cost per pass."""
 
-STEPS_PER_LENGTH = 4
-"""One step in so many is planned as if its lengths stay. The others are charged if the engine must
-prepare for the number of tokens (`CostModel.change_s`). If all were charged, a length that gains a
-little in each step would never be chosen. In the simulator, 4 serves as many tokens/s as 16 and 64
-do, and latency at 0.7 of saturation is 1 % lower."""
-
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 LEARNING = (BATCH_TABLE, *SEARCHES)
@@ -66,7 +60,6 @@ class Controller:
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self.settings = PlannerSettings(batch_table=table)
         self._ready_sizes: Collection[int] = ()
-        self._num_plans = 0
 
     @property
     def num_switches(self) -> int:
@@ -145,13 +138,8 @@ class Controller:
             self._guard.observe(step)
 
     def _step_settings(self, num_prefilling: int) -> PlannerSettings:
-        """The planner's settings for the next step. See STEPS_PER_LENGTH."""
-        self._num_plans += 1
-        ready_sizes: Collection[int] | None = self._ready_sizes
-        if num_prefilling:
-            ready_sizes = ()  # prompt chunks have many sizes
-        elif self._num_plans % STEPS_PER_LENGTH == 0:
-            ready_sizes = None
+        """The planner's settings for the next step."""
+        ready_sizes = () if num_prefilling else self._ready_sizes  # prompt chunks have many sizes
         return replace(self.settings, num_prefilling=num_prefilling, ready_sizes=ready_sizes)
 
     def _decide(
