@@ -83,9 +83,8 @@ class TorchEngineConfig(EngineConfig):
         configured type.
     weights: stored keeps them in the type of their files. int8 rounds each row to 8 bits, int4 each
         group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups. Both need
-        OpenVINO. auto is int8 on a CPU with VNNI if the model has 100 million parameters or more:
-        texts change a little, and a pass takes about half the time. Without VNNI, texts with int8
-        and int4 can depend on drafts.
+        OpenVINO. auto is int8 if OpenVINO computes a model of 100 million parameters or more: texts
+        change a little, and a pass takes about half the time.
     kv_cache: auto keeps keys and values in the dtype, but PyTorch on a CPU in float32. u8 rounds
         them to 8 bits, each head of a token with one scale, for target, draft model and EAGLE-3
         head. It takes about half the memory of bfloat16, and changes texts a little. It needs
@@ -93,9 +92,8 @@ class TorchEngineConfig(EngineConfig):
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
     draft_device: cuda:N for a draft model on another GPU than the target. null uses the target's
         device. Never run by this project.
-    num_threads: compute threads. 0 uses one less than the number of cores, because other busy
-        processes slow down a full set of threads. With 2 to 4 cores, it uses all of them if passes
-        are then clearly faster.
+    num_threads: compute threads. 0 uses all cores up to 4, and one less than all if there are
+        more. A container's CPU limit counts.
     runtime: what computes the models on a CPU. auto uses OpenVINO if it is installed and supports
         the model, else PyTorch. Other devices always use PyTorch.
     cuda_graphs: on a GPU, pad passes and replay them as CUDA graphs.

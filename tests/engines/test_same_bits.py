@@ -47,7 +47,7 @@ CONFIGS = {
     "mistral, window 50": MistralConfig(**SIZES, sliding_window=50),
     "gemma3, window 50": Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=50),
     "phi3": Phi3Config(**SIZES, pad_token_id=0),
-    "wide": LlamaConfig(**SIZES | {"intermediate_size": 4096}),
+    "wide": LlamaConfig(**SIZES | {"intermediate_size": 4864}),
 }
 
 

@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import torch
 
-from smartspec_py.engines.torch.threads import set_fastest, thread_counts
+from smartspec_py.engines.torch import threads
+from smartspec_py.engines.torch.threads import thread_count, usable_cores
 
 
 @pytest.mark.parametrize(
-    ("cores", "configured", "counts"),
+    ("cores", "configured", "count"),
+    [(1, 0, 1), (2, 0, 2), (4, 0, 4), (5, 0, 4), (2, 1, 1), (2, 7, 7)],
+)
+def test_one_core_is_left_to_others_if_there_are_many(
+    cores: int, configured: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+    assert thread_count(configured) == count
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
     [
-        (1, 0, (1,)),
-        (2, 0, (1, 2)),
-        (4, 0, (3, 4)),
-        (5, 0, (4,)),
-        (2, 1, (1,)),
-        (2, 7, (7,)),
-        (None, 0, (1,)),
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "1600000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
     ],
 )
-def test_which_numbers_are_tried(
-    cores: int | None, configured: int, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_a_quota_of_the_container_counts(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert thread_counts(configured) == counts
-
-
-@pytest.fixture
-def kept_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "chosen"), [((1.4, 0.9), 2), ((1.0, 0.95), 1), ((1.0, 1.2), 1), ((1.0, 0.84), 2)]
-)
-def test_all_cores_are_used_if_they_are_clearly_faster(
-    kept_threads: None, seconds: tuple[float, float], chosen: int
-) -> None:
-    """The first pass behind a change is slow and not counted. The machine becomes 2 % slower with
-    each pass."""
-    counts = [0]
-
-    def pass_s() -> float:
-        count = torch.get_num_threads()
-        is_first, _ = count != counts[-1], counts.append(count)
-        return 100.0 if is_first else seconds[count - 1] * 1.02 ** len(counts)
-
-    set_fastest((1, 2), pass_s)
-    assert torch.get_num_threads() == chosen
-
-
-def test_one_number_is_not_timed(kept_threads: None) -> None:
-    set_fastest((2,), lambda: pytest.fail("no pass is needed"))
-    assert torch.get_num_threads() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == cores

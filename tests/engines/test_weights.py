@@ -63,15 +63,11 @@ def test_int4_that_no_group_fits_is_refused() -> None:
         OpenVinoRunner(model, replace(CONFIG, weights="int4"))
 
 
-@pytest.mark.parametrize(
-    ("least", "has_vnni", "weights"),
-    [(1, True, "int8"), (10**9, True, "stored"), (1, False, "stored")],
-)
+@pytest.mark.parametrize(("least", "weights"), [(1, "int8"), (10**9, "stored")])
 def test_auto_is_int8_for_large_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, has_vnni: bool, weights: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, weights: str
 ) -> None:
     monkeypatch.setattr(openvino_runner, "LARGE", least)
-    monkeypatch.setattr(openvino_runner, "has_vnni", lambda: has_vnni)
     make_model("llama").save_pretrained(tmp_path)
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="auto"))
     assert runner.config.weights == weights
@@ -103,21 +99,6 @@ def test_files_give_what_the_model_in_memory_gives(tmp_path: Path, form: str) ->
         model.save_pretrained(tmp_path, max_shard_size=size)
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path))
     assert torch.equal(runner.forward(PROMPT).logits, expected)
-
-
-def test_threads_are_tried_with_fewer_layers_than_an_eagle_head_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(openvino_runner, "TRIED_BYTES", 1)
-    make_model("llama").save_pretrained(tmp_path)
-    before = torch.get_num_threads()
-    try:
-        config = replace(CONFIG, path=tmp_path, state_layers=(0, 1))
-        hidden = load_openvino_runner(config, (1, 2)).forward(PROMPT).hidden
-    finally:
-        torch.set_num_threads(before)
-    assert hidden is not None
-    assert hidden.shape == (3, 2 * 32)
 
 
 def test_wrong_weights_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import gc
 import math
 import shutil
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.torch import build as build_torch
-from smartspec_py.engines.torch import threads
 from smartspec_py.engines.torch.runner import RunnerConfig
 from smartspec_py.serving import build
 
@@ -178,7 +176,7 @@ def test_openvino_is_refused_where_it_cannot_compute(
 def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(config: RunnerConfig, counts: Sequence[int]) -> None:
+    def fail(config: RunnerConfig) -> None:
         raise RuntimeError("no kernel for this processor\nat core.cpp:117")
 
     monkeypatch.setattr("smartspec_py.engines.torch.openvino_runner.load_openvino_runner", fail)
@@ -188,13 +186,3 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
     assert "OpenVINO cannot compute target (no kernel for this processor): PyTorch" in caplog.text
     with pytest.raises(ConfigError, match=r"engine\.runtime: openvino cannot be used: no kernel"):
         build_torch.build_torch(config(runtime="openvino"), LIMITS, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("flags", "end"), [({"avx2"}, "drafts: no VNNI)"), ({"avx_vnni"}, "weights")]
-)
-def test_the_runtime_says_that_8_bit_products_are_slow(
-    monkeypatch: pytest.MonkeyPatch, flags: set[str], end: str
-) -> None:
-    monkeypatch.setattr(threads, "cpu_flags", lambda: flags)
-    assert build_torch._weights_text("int8").endswith(end)

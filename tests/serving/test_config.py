@@ -153,7 +153,7 @@ def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
 
     from smartspec_py.engines.torch import build as build_torch
 
-    monkeypatch.setattr(build_torch, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(build_torch, "cpu_has", lambda name: name in flags)
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))
     found = build_torch.dtype_of("auto", torch.device("cpu"), tmp_path)
     assert found == getattr(torch, expected)

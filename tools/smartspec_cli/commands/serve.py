@@ -55,7 +55,7 @@ def serve(
         str, _of_models(help="KV cache: auto (in the dtype), or u8 (8 bits, with OpenVINO).")
     ] = "auto",
     num_threads: Annotated[
-        int, _of_models(help="Compute threads; 0 uses one less than the number of cores.")
+        int, _of_models(help="Compute threads; 0 uses all cores up to 4, else all but one.")
     ] = 0,
     runtime: Annotated[
         str,

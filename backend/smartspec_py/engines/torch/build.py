@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,13 +65,7 @@ from smartspec_py.engines.torch.runner import (
     load_runner,
 )
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.engines.torch.threads import (
-    TRIED_PASS,
-    cpu_flags,
-    has_vnni,
-    set_fastest,
-    thread_counts,
-)
+from smartspec_py.engines.torch.threads import cpu_has, thread_count
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig, TorchEngineConfig
@@ -118,6 +111,8 @@ class _Setup:
 
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     places = place(config)
+    num_threads = thread_count(config.num_threads)
+    torch.set_num_threads(num_threads)
     model, draft, head_folder = _files(config, limits, folder)
     tokenizer = load_tokenizer("engine.model", model)
     vocab_size = num_token_ids(tokenizer)
@@ -132,7 +127,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     heads = _load_heads(head_folder, own, draft)
     setup = _Setup(config, limits, places, own, draft, head_folder, heads)
     target = _target(setup)
-    runner, num_threads = target.runner, torch.get_num_threads()
+    runner = target.runner
     setup = replace(setup, own=replace(own, weights=runner.config.weights))
     proposer = _proposer(setup, on_openvino=not isinstance(runner, CausalRunner))
     runners = [runner] + ([proposer.runner] if proposer else [])
@@ -202,15 +197,13 @@ def _files(
 
 
 def _target(setup: _Setup) -> TorchTarget:
-    """Load the target. This also sets the number of PyTorch's threads."""
     limits, heads = setup.limits, setup.heads
     own = replace(
         setup.own,
         gives_hidden=isinstance(heads, MedusaHeads),
         state_layers=heads.layer_ids if isinstance(heads, EagleConfig) else (),
     )
-    counts = thread_counts(setup.config.num_threads)
-    runner = _runner("engine.model", own, limits.max_draft_len + 1, setup.config, counts)
+    runner = _runner("engine.model", own, limits.max_draft_len + 1, setup.config)
     capabilities = stepwise_capabilities(limits, own.vocab_size, runner.bytes_per_token)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
@@ -321,15 +314,11 @@ def _runner(
     own: RunnerConfig,
     max_width: int,
     config: TorchEngineConfig,
-    counts: Sequence[int] = (),
 ) -> Runner:
-    """Load a runner that is ready for decoding passes of max_width tokens per row.
-
-    counts: numbers of threads to choose from; empty keeps the number. Raises ConfigError, with the
-    key's name, if the engine cannot serve the model.
-    """
+    """Load a runner that is ready for decoding passes of max_width tokens per row. Raises
+    ConfigError, with the key's name, if the engine cannot serve the model."""
     with _named(key):
-        runner = _openvino_runner(own, config.runtime, counts)
+        runner = _openvino_runner(own, config.runtime)
         if runner is None and config.weights in ("int8", "int4"):
             raise _only_openvino(f"engine.weights: {config.weights}", "stored")
         if runner is None and config.kv_cache == "u8":
@@ -337,8 +326,6 @@ def _runner(
         if runner is None:
             runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
             runner = load_runner(replace(own, weights="stored"), runner_class)
-            if counts:
-                set_fastest(counts, partial(runner.time_pass, *TRIED_PASS))
     logger.info("loaded %s", key)
     runner.warm(max_width)
     return runner
@@ -351,7 +338,7 @@ def _only_openvino(value: str, other: str) -> ConfigError:
     )
 
 
-def _openvino_runner(own: RunnerConfig, runtime: str, counts: Sequence[int] = ()) -> Runner | None:
+def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
     """None if PyTorch computes the model. OpenVINO has kernels for fewer processors.
 
     Raises ConfigError if OpenVINO is configured but cannot be used. Raises ModelError.
@@ -363,7 +350,7 @@ def _openvino_runner(own: RunnerConfig, runtime: str, counts: Sequence[int] = ()
         from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 
         try:
-            return load_openvino_runner(own, counts)
+            return load_openvino_runner(own)
         except RuntimeError as error:
             reason = first_line(error)
             if runtime == "auto":
@@ -396,7 +383,7 @@ def dtype_of(name: str, device: torch.device, model: Path) -> torch.dtype:
     if name == "auto":
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         name = config.get("dtype") or config.get("torch_dtype") or "float32"
-        if device.type == "cpu" and not (name == "bfloat16" and "avx512_bf16" in cpu_flags()):
+        if device.type == "cpu" and not (name == "bfloat16" and cpu_has("avx512_bf16")):
             name = "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
@@ -412,11 +399,7 @@ def dtype_text(wanted: torch.dtype, used: torch.dtype) -> str:
 
 def _weights_text(weights: str) -> str:
     """What to say of the weights behind the name of the runtime."""
-    if weights == "stored":
-        return ""
-    return f", {weights} weights" + (
-        "" if has_vnni() else " (slow, and texts can depend on drafts: no VNNI)"
-    )
+    return "" if weights == "stored" else f", {weights} weights"
 
 
 def _device_names(places: Placement) -> str:

@@ -35,7 +35,8 @@ class _HeadGraph(DecoderGraph):
         self.inputs[STATES] = _parameter(STATES, [-1, self.config.hidden_size], np.float32)
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
         states = op.unsqueeze(self.inputs[STATES], _int(1))
-        tokens = op.gather(self._matrix(["embed_tokens.weight"]), self.inputs["token_ids"], _int(0))
+        [embedding] = self._matrix(["embed_tokens.weight"])
+        tokens = op.gather(embedding, self.inputs["token_ids"], _int(0))
         embedded = op.unsqueeze(tokens, _int(1))
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
         both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]

@@ -12,6 +12,7 @@ rounded to 8 bits in groups, see `openvino_runner`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from openvino._offline_transformations import compress_model_transformation
 from openvino.op import _PagedAttentionExtension
 
 from smartspec_py.engines.torch.llama import activation, attention_window, rotation_table
-from smartspec_py.engines.torch.weights import Weights
+from smartspec_py.engines.torch.weights import Compressed, Weights
 
 BLOCK_LEN = 32
 """Tokens per block of keys and values, as OpenVINO's attention operator uses on a CPU."""
@@ -63,20 +64,24 @@ class DecoderGraph:
         self,
         model: Any,
         weights: Weights,
+        *,
         num_bits: int,
         group: int,
         max_len: int,
         num_threads: int,
         is_half: bool,
+        most_width: int | None = None,
     ) -> None:
         """model: of Transformers; only its structure is used. num_bits: of the weights of products,
         8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
         have 8. max_len: number of positions. num_threads: threads that will run the graph. is_half:
-        whether products have half precision.
+        whether products have half precision. most_width: products with compressed weights are
+        computed in parts of at most this width; None computes each as a whole.
         """
         config = model.config
         self.weights, self.num_bits, self.group = weights, num_bits, group
         self.num_threads, self.is_half = num_threads, is_half
+        self.most_width = most_width
         self.config = config
         self.max_len = max_len
         self.memory: list[Any] = []
@@ -101,7 +106,7 @@ class DecoderGraph:
         states [M, hidden_size] after the last norm. With state_layers, the second result is the
         inputs of these layers for all tokens."""
         inner = model.model
-        embedding = self._matrix(["model.embed_tokens.weight"])
+        [embedding] = self._matrix(["model.embed_tokens.weight"])
         tokens = op.gather(embedding, self.inputs["token_ids"], _int(0))
         if self.config.model_type == "gemma3_text":
             tokens = op.multiply(tokens, _float(self._embedding_scale()))
@@ -279,29 +284,54 @@ class DecoderGraph:
     def _linear(self, names: Sequence[str], states: Any, num_rows: int | None = None) -> Any:
         """The product with the first num_rows rows of the joined weights, and the bias if there is
         one."""
-        weight = self._matrix([f"{name}.weight" for name in names], num_rows)
-        out = op.matmul(states, weight, transpose_a=False, transpose_b=True)
+        parts = self._matrix([f"{name}.weight" for name in names], num_rows, self.most_width)
+        widths = [one.get_output_shape(0)[1] for one in parts]
+        inputs = [states]
+        if len(parts) > 1:
+            inputs = op.variadic_split(states, _int(-1), _ints(*widths)).outputs()
+        products = [
+            op.matmul(given, weight, transpose_a=False, transpose_b=True)
+            for given, weight in zip(inputs, parts, strict=True)
+        ]
+        out = reduce(op.add, products)
         biases = [f"{name}.bias" for name in names]
         if biases[0] not in self.weights.tensors:
             return out
         return op.add(out, self._stored(self.weights.stored(*biases)))
 
-    def _matrix(self, names: Sequence[str], num_rows: int | None = None) -> Any:
-        """The weight [out, in] of a product or of the embeddings, as float32 in the graph."""
+    def _matrix(
+        self, names: Sequence[str], num_rows: int | None = None, most_width: int | None = None
+    ) -> list[Any]:
+        """The weight [out, in] of a product or of the embeddings, as float32 in the graph; one
+        after another, its parts by columns if it is wider than most_width."""
         if not self.num_bits:
-            return self._stored(self.weights.stored(*names)[:num_rows])
+            return [self._stored(self.weights.stored(*names)[:num_rows])]
         if self.num_bits == 8 or not names[0].startswith("model.layers."):
-            found = self.weights.int8(*names)
-            values, scale = found.values[:num_rows], found.scale[:num_rows]
-            integers = op.convert(self._constant(values, values.shape, ov.Type.i8), np.float32)
-            return op.multiply(integers, op.constant(scale.numpy()))
-        found = self.weights.int4(self.group, *names)
+            return self._int8(self.weights.int8(*names), num_rows, most_width)
+        return self._int4(self.weights.int4(self.group, *names), most_width)
+
+    def _int8(self, found: Compressed, num_rows: int | None, most_width: int | None) -> list[Any]:
+        scale = op.constant(found.scale[:num_rows].numpy())
+        parts = []
+        for columns in _columns(found.values.shape[1], most_width):
+            values = found.values[:num_rows, columns].contiguous()
+            integers = self._constant(values, values.shape, ov.Type.i8)
+            parts.append(op.multiply(op.convert(integers, np.float32), scale))
+        return parts
+
+    def _int4(self, found: Compressed, most_width: int | None) -> list[Any]:
         num_out, num_groups, _ = found.scale.shape
-        integers = self._constant(found.values, (num_out, num_groups, self.group), ov.Type.u4)
-        zero = op.constant(found.zero.numpy())
-        shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
-        scaled = op.multiply(shifted, op.constant(found.scale.numpy()))
-        return op.reshape(scaled, _ints(num_out, num_groups * self.group), special_zero=False)
+        parts = []
+        for columns in _columns(num_groups * self.group, most_width, self.group):
+            values = found.values[:, columns.start // 2 : columns.stop // 2].contiguous()
+            groups = slice(columns.start // self.group, columns.stop // self.group)
+            num = groups.stop - groups.start
+            integers = self._constant(values, (num_out, num, self.group), ov.Type.u4)
+            zero, scale = (op.constant(one[:, groups].numpy()) for one in (found.zero, found.scale))
+            shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
+            shape = _ints(num_out, num * self.group)
+            parts.append(op.reshape(op.multiply(shifted, scale), shape, special_zero=False))
+        return parts
 
     @property
     def num_bytes(self) -> int:
@@ -330,6 +360,14 @@ class DecoderGraph:
         converted.input(0).replace_source_output(stored.output(0))
         converted.constructor_validate_and_infer_types()
         return converted
+
+
+def _columns(width: int, most: int | None, group: int = 1) -> list[slice]:
+    """Columns of the parts of a matrix: as few as possible with at most so many columns each, of
+    about equal width, in whole groups."""
+    num = -(-width // most) if most else 1
+    step = -(-width // (num * group)) * group
+    return [slice(first, min(first + step, width)) for first in range(0, width, step)]
 
 
 def _marked() -> ov.Model:

@@ -7,8 +7,9 @@ The logits of a token have the same bits in every pass, whatever else the pass c
 its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
 that sum in different orders, so each kind of token is always computed by the same ones:
 - No product has a single row. A lone token is computed twice.
-- Products in float32 have no weights of half precision, see `openvino_graph`. Those with weights of
-  8 and 4 bits need a processor with VNNI.
+- Products in float32 have no weights of half precision, see `openvino_graph`.
+- Without VNNI, products with weights of 8 and 4 bits are at most MOST_WIDTH wide and have at most
+  MOST_TOKENS rows.
 - Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
   token that is left of a prompt.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
@@ -51,7 +52,7 @@ from smartspec_py.engines.torch.runner import (
     check_complete,
     load_config,
 )
-from smartspec_py.engines.torch.threads import TRIED_PASS, has_vnni, set_fastest
+from smartspec_py.engines.torch.threads import has_vnni
 from smartspec_py.engines.torch.weights import FileWeights, Weights
 
 GROUPS = (128, 64, 32)
@@ -62,12 +63,16 @@ Weights of 4 bits have the same groups."""
 NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
 
 LARGE = 100_000_000
-"""Parameters from which `auto` means int8 on processors with VNNI. Such weights do not fit in a
-CPU's caches, so a pass takes as long as reading them: with int8, 0.43 to 0.75 of the time on all
-processors that were tried. The choice is not measured at each start, because texts depend on it.
+"""Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
+one token takes as long as reading them: with int8, 0.43 to 0.75 of the time on all processors that
+were tried. The choice is not measured at each start, because texts depend on it."""
 
-Without VNNI, OpenVINO 2026.4 converts 8-bit weights to float32, and sums in another order in passes
-of more than 83 tokens, and of more than 4 if a product is 8,192 wide (AVX2, emulated)."""
+MOST_WIDTH, MOST_TOKENS = 2_048, 80
+"""Without VNNI, OpenVINO 2026.4 converts compressed weights to float32 in each pass. It then sums
+in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in wider products
+(with AVX2 from 4,224, with AVX512 from 2,304). So wider products are computed in parts, and larger
+passes in several. With AVX2, parts take 0.4 to 1.3 of the time of the whole product, mostly less
+than it, and 80 tokens take as long per token as 512 (docs/research/performance.md)."""
 
 MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
@@ -80,11 +85,12 @@ MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
 much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
 per layer get no padding."""
 
-TRIED_BYTES = 256 << 20
-"""Numbers of threads are tried with as many layers as have this size: more than the caches hold."""
-
 HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
+
+
+Parts = list[tuple[int, RowInput]]
+"""Parts of the inputs of a pass, each with the index of its input."""
 
 
 @dataclass(slots=True)
@@ -134,8 +140,18 @@ class OpenVinoRunner(Runner):
         }
         of_model = weights or Weights(model.state_dict())
         is_half = config.dtype in HALF
-        sizes = num_bits, group, config.max_len, num_threads
-        graph = self._graph_class(model, of_model, *sizes, is_half)
+        is_bounded = num_bits > 0 and not has_vnni()
+        self._most_tokens = MOST_TOKENS if is_bounded else config.num_rows * config.max_len
+        graph = self._graph_class(
+            model,
+            of_model,
+            num_bits=num_bits,
+            group=group,
+            max_len=config.max_len,
+            num_threads=num_threads,
+            is_half=is_half,
+            most_width=MOST_WIDTH if is_bounded else None,
+        )
         built, self._memory = self._build(graph, model), graph.memory
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8)
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
@@ -168,31 +184,35 @@ class OpenVinoRunner(Runner):
         return num_bytes // (self.cache.num_blocks * BLOCK_LEN)
 
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        """In two passes if an input has tokens of both kinds: in one pass, OpenVINO gives wrong
-        results for a sequence that shares blocks with one of several tokens."""
-        mixed = [one for one in inputs if 1 < one.num_prompt < len(one.tokens)]
-        if not mixed:
+        """In several passes if one cannot compute all tokens: see `_passes`."""
+        passes = self._passes(inputs)
+        if len(passes) == 1:
             return self._pass(inputs)
-        halves = [_halves(one) for one in mixed]
-        rests = iter([rest for _, rest in halves])
-        both = [[first for first, _ in halves], [next(rests) if i in mixed else i for i in inputs]]
-        outputs = [self._pass(half) for half in both]
-        order = [(0, first) for first in both[0]], [(1, rest) for rest in both[1]]
-        firsts = iter(order[0])
-        by_input = [
-            part
-            for one, rest in zip(inputs, order[1], strict=True)
-            for part in ((next(firsts), rest) if one in mixed else (rest,))
-        ]
-        logits = _joined([out.logits for out in outputs], by_input, lambda one: one.num_logits)
-        hidden = [out.hidden for out in outputs if out.hidden is not None]
+        outputs = [self._pass([part for _, part in parts]) for parts in passes]
+        logits = _joined(passes, [out.logits for out in outputs], lambda part: part.num_logits)
+        states = [out.hidden for out in outputs if out.hidden is not None]
+        if not states:
+            return PassOutput(logits)
         has_all = bool(self.config.state_layers)
         return PassOutput(
             logits,
-            _joined(hidden, by_input, lambda one: len(one.tokens) if has_all else one.num_logits)
-            if hidden
-            else None,
+            _joined(passes, states, lambda one: len(one.tokens) if has_all else one.num_logits),
         )
+
+    def _passes(self, inputs: Sequence[RowInput]) -> list[Parts]:
+        """What each pass computes. If an input has tokens of both kinds, those of its prompt come
+        first: in one pass, OpenVINO gives wrong results for a sequence that shares blocks with one
+        of several tokens. See MOST_TOKENS."""
+        first: Parts = []
+        second: Parts = []
+        for index, one in enumerate(inputs):
+            if 1 < one.num_prompt < len(one.tokens):
+                prompt, rest = _cut(one, one.num_prompt)
+                first.append((index, prompt))
+                second.append((index, rest))
+            else:
+                first.append((index, one))
+        return _bounded(first, self._most_tokens) + _bounded(second, self._most_tokens)
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
@@ -284,27 +304,48 @@ def _group(model: Any) -> int:
     return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
 
 
-def _halves(one: RowInput) -> tuple[RowInput, RowInput]:
-    """The tokens of the prompt, and the others."""
-    first, num_rest = one.num_prompt, len(one.tokens) - one.num_prompt
+def _cut(one: RowInput, num: int) -> tuple[RowInput, RowInput]:
+    """The first num tokens of an input, and the others."""
+    num_rest = len(one.tokens) - num
     num_logits = max(0, one.num_logits - num_rest)
+    num_prompt = min(num, one.num_prompt)
     return (
-        RowInput(one.row, one.position, one.tokens[:first], num_logits, first),
-        RowInput(one.row, one.position + first, one.tokens[first:], one.num_logits - num_logits),
-    )
+        RowInput(one.row, one.position, one.tokens[:num], num_logits, num_prompt),
+        RowInput(
+            one.row, one.position + num, one.tokens[num:], one.num_logits - num_logits,
+            one.num_prompt - num_prompt,
+        ),
+    )  # fmt: skip
+
+
+def _bounded(parts: Parts, most: int) -> list[Parts]:
+    """The parts in passes of at most so many tokens; those of a prompt at least two at a time."""
+    passes: list[Parts] = []
+    room = 0
+    for index, one in parts:
+        least = 2 if one.num_prompt > 1 else 1
+        while len(one.tokens) > room:
+            num = min(room, len(one.tokens) - least)
+            if num >= least:
+                head, one = _cut(one, num)
+                passes[-1].append((index, head))
+            passes.append([])
+            room = most
+        passes[-1].append((index, one))
+        room -= len(one.tokens)
+    return passes
 
 
 def _joined(
-    given: Sequence[torch.Tensor],
-    order: Sequence[tuple[int, RowInput]],
-    num: Callable[[RowInput], int],
+    passes: Sequence[Parts], found: Sequence[torch.Tensor], num: Callable[[RowInput], int]
 ) -> torch.Tensor:
-    """The rows of several outputs in the order of the inputs, which are in order of each output."""
-    starts, parts = [0] * len(given), []
-    for output, one in order:
-        parts.append(given[output][starts[output] :][: num(one)])
-        starts[output] += num(one)
-    return torch.cat(parts)
+    """The rows that the passes found, in the order of the inputs. num: of the rows of a part."""
+    of_input: dict[int, list[torch.Tensor]] = {}
+    for parts, rows in zip(passes, found, strict=True):
+        each = torch.split(rows, [num(part) for _, part in parts])
+        for (index, _), some in zip(parts, each, strict=True):
+            of_input.setdefault(index, []).append(some)
+    return torch.cat([rows for index in sorted(of_input) for rows in of_input[index]])
 
 
 def _parts(one: RowInput) -> list[RowInput]:
@@ -317,12 +358,8 @@ def _parts(one: RowInput) -> list[RowInput]:
     ]
 
 
-def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> OpenVinoRunner:
-    """Load weights from a local directory, tensor by tensor.
-
-    counts: numbers of threads to choose from, see `threads`; empty keeps the number.
-    Raises ModelError.
-    """
+def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
+    """Load weights from a local directory, tensor by tensor. Raises ModelError."""
     hf_config = load_config(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
@@ -331,28 +368,8 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
     check_complete(missing, config)
     weights = Weights(files)
     if config.weights == "auto":
-        is_int8 = model.num_parameters() >= LARGE and has_vnni()
-        config = replace(config, weights="int8" if is_int8 else "stored")
-    if counts:
-        layers = model.model.layers
-        num_bytes = sum(one.numel() for one in layers[0].parameters())
-        model.model.layers = layers[: -(-TRIED_BYTES // num_bytes)]
-        tried: dict[int, OpenVinoRunner] = {}
-
-        def pass_s() -> float:
-            count = torch.get_num_threads()
-            if count not in tried:
-                one_row = replace(config, num_rows=1, state_layers=())
-                tried[count] = OpenVinoRunner(model, one_row, weights, most_copies=1)
-            # While it serves, PyTorch has one thread: more would spin on the cores of OpenVINO's.
-            torch.set_num_threads(1)
-            seconds = tried[count].time_pass(*TRIED_PASS)
-            torch.set_num_threads(count)
-            return seconds
-
-        set_fastest(counts, pass_s)
-        tried.clear()
-        model.model.layers = layers
+        is_large = model.num_parameters() >= LARGE
+        config = replace(config, weights="int8" if is_large else "stored")
     return OpenVinoRunner(model, config, weights)
 
 

@@ -1,68 +1,50 @@
 """The processor: its instructions, and the number of compute threads if engine.json leaves it open.
 
-With all cores but one, other busy processes do not slow down a pass. With few cores, the last one
-is worth more: passes are timed with both numbers, and all cores are used if they are clearly
-faster.
+With few cores, all of them compute: another busy process then slows a pass down to the speed of one
+thread less, and not below it. With more cores, one is left to other processes.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 
-MAX_TRIED_CORES = 4
-"""With more cores, the last one gains too little for a timing to tell."""
+FEW_CORES = 4
 
-MIN_GAIN = 0.9
-"""All cores are used if a pass then takes less than this share of the time."""
-
-NUM_TURNS = 5
-
-TRIED_PASS = (1, 8, 0)
-"""Rows, tokens per row and context of the timed pass. One token would say too little: with 8-bit
-weights one thread reads them almost as fast as two, and takes twice as long for 8 tokens."""
+QUOTAS = ("cpu.max", "cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us")
+"""Files of a control group, version 2 and 1, with the CPU time per period and the period."""
 
 
-def thread_counts(configured: int) -> tuple[int, ...]:
-    """The numbers to try, ascending. configured: 0 leaves the number open."""
-    cores = os.cpu_count() or 1
-    if configured or not 1 < cores <= MAX_TRIED_CORES:
-        return (configured or max(1, cores - 1),)
-    return cores - 1, cores
+def thread_count(configured: int) -> int:
+    """configured: 0 leaves the number open."""
+    cores = usable_cores()
+    return configured or (cores if cores <= FEW_CORES else cores - 1)
 
 
-def set_fastest(counts: Sequence[int], pass_s: Callable[[], float]) -> None:
-    """Make PyTorch use one of these numbers of threads.
-
-    pass_s: the seconds of one pass. The numbers take turns, because the speed of a machine changes
-    from second to second. The first pass of each turn is not counted.
-    """
-    seconds: dict[int, list[float]] = {count: [] for count in counts}
-    for _ in range(NUM_TURNS if len(counts) > 1 else 0):
-        for count in counts:
-            torch.set_num_threads(count)
-            pass_s()
-            seconds[count].append(pass_s())
-    chosen = counts[0]
-    for count in counts[1:]:
-        if statistics.median(seconds[count]) < MIN_GAIN * statistics.median(seconds[chosen]):
-            chosen = count
-    torch.set_num_threads(chosen)
+def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores that this process may use: of its affinity, at most the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    for files in QUOTAS:
+        try:
+            text = " ".join((groups / name).read_text() for name in files.split())
+            quota, period = text.split()
+            if int(quota) > 0:  # -1 is no quota
+                cores = min(cores, max(1, int(quota) // int(period)))
+        except (OSError, ValueError):
+            continue  # another version of control groups, or no quota
+    return cores
 
 
 @cache
-def cpu_flags() -> frozenset[str]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return frozenset(flags.partition(":")[2].split())
+def cpu_has(*instructions: str) -> bool:
+    """Whether the processor has any of these instruction sets, by PyTorch's names."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in instructions)
 
 
 def has_vnni() -> bool:
     """Whether the processor multiplies 8-bit integers."""
-    return bool(cpu_flags() & {"avx512_vnni", "avx_vnni"})
+    return cpu_has("avx512_vnni", "avx_vnni")
