@@ -178,8 +178,8 @@ class LimitsConfig(_Layer):
     max_cache_tokens: bound on the tokens in the target's KV cache of all running requests. The
         draft model's caches count with their share. null uses the engine's capacity.
     reuse_prefixes: reuse the cached prefix of an earlier request that begins the same.
-    profile_s: time for measuring step costs at a start without a stored profile. Each pass is
-        measured at least once.
+    profile_s: time for measuring step costs at a start without a stored profile. After it, only
+        passes that the plan needs most are still measured; the others are inferred.
     start_s: time for the whole start: loading models and measuring costs.
     drain_s: time that running requests get to finish when the server stops.
     engine_timeout_s: if the engine reports nothing of a request for this long, or a step takes this
@@ -194,7 +194,7 @@ class LimitsConfig(_Layer):
     prefill_chunk: Annotated[int | None, Field(ge=1, le=65_536)] = None
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     reuse_prefixes: bool = True
-    profile_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 120.0
+    profile_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 6.0
     start_s: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     drain_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 20.0
     engine_timeout_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 120.0

@@ -29,6 +29,7 @@ from smartspec_py.engines.profile import (
     machine_name,
     profile,
     store_cost,
+    vector_instructions,
 )
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
@@ -72,11 +73,13 @@ class CountingEngine:
 
     def __init__(self, seconds: Callable[[int, int, int, int], float] = by_hand) -> None:
         self.seconds, self.num_passes = seconds, 0
+        self.timed: set[tuple[int, int, int]] = set()
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         self.num_passes += 1
+        self.timed.add((batch_size, tokens_per_row, context_len))
         num_logits = tokens_per_row if num_logits is None else num_logits
         return self.seconds(batch_size, tokens_per_row, context_len, num_logits)
 
@@ -172,12 +175,16 @@ def test_a_chunk_is_as_long_as_prompts_get_cheaper_by_it(
     assert cost.prompt.tokens_per_row[-1] == chunk
 
 
+NUM_CHECKED = 2 * (SHAPE.max_draft_len + 1)
+"""A stored profile is checked by passes of one row with 1 to 5 tokens, twice each."""
+
+
 def is_measured(folder: Path | None, *identity: str, shape: ProfileShape = SHAPE) -> bool:
     """Whether passes were timed, and not read from the folder."""
     engine = CountingEngine()
     cost = cached_profile(engine, None, shape, folder, identity)
     assert cost == profile(CountingEngine(), None, shape)
-    return engine.num_passes > 0
+    return engine.num_passes > NUM_CHECKED
 
 
 def test_only_the_same_models_on_the_same_machine_are_not_measured(
@@ -190,17 +197,31 @@ def test_only_the_same_models_on_the_same_machine_are_not_measured(
     for identity in (("model b", "float32"), ("model a",), ("float32", "model a")):
         assert is_measured(folder, *identity)
     assert is_measured(folder, "model a", "float32", shape=replace(SHAPE, context_len=101))
-    for part in ("machine_name", "driver_name"):
+    for part in ("machine_name", "vector_instructions", "driver_name"):
         with monkeypatch.context() as patch:
             patch.setattr(module, part, lambda: "another")
             assert is_measured(folder, "model a", "float32")
-    assert len(list(folder.iterdir())) == 7
+    assert len(list(folder.iterdir())) == 8
     assert not is_measured(folder, "model a", "float32")
     for path in folder.iterdir():
         path.write_text(path.read_text()[:40])
     assert is_measured(folder, "model b", "float32")
     assert not is_measured(folder, "model b", "float32")
     assert all(is_measured(None, "model a") for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_kept"), [(1.3, False), (1.2, True), (1.0, True), (0.5, True)]
+)
+def test_a_profile_of_a_busy_machine_is_measured_again(
+    tmp_path: Path, factor: float, is_kept: bool
+) -> None:
+    """It is kept if the machine is busy now: if passes take longer than it says."""
+    busy = CountingEngine(lambda *point: factor * by_hand(*point))
+    stored = cached_profile(busy, None, SHAPE, tmp_path, ["model a"])
+    found = cached_profile(CountingEngine(), None, SHAPE, tmp_path, ["model a"])
+    assert found == (stored if is_kept else profile(CountingEngine(), None, SHAPE))
+    assert load_cost(next(tmp_path.iterdir())) == found
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOTDIR])
@@ -225,6 +246,34 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_start(
     assert os.strerror(reason) in warning
     assert "set a folder that can be written" in warning
     assert list(tmp_path.glob("cache/*")) == [], "half a file is left"
+
+
+CPUINFO = """processor\t: 0
+model name\t: AMD EPYC
+cpu family\t: 25
+model\t\t: {model}
+flags\t\t: fpu fma sse4_2 avx2 {flags}
+
+processor\t: 1
+model name\t: AMD EPYC
+"""
+
+
+def test_processors_of_one_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By model and by instructions, as virtual machines of Zen 3 and 4 differ."""
+    read, found = module._cpuinfo, []
+    for model, flags in ((1, "bmi2"), (17, "avx512f bmi2")):
+        path = tmp_path / f"cpuinfo-{model}"
+        path.write_text(CPUINFO.format(model=model, flags=flags))
+        monkeypatch.setattr(module, "_cpuinfo", partial(read, path))
+        found.append((machine_name(), vector_instructions()))
+    assert "AMD EPYC (family 25, model 1)" in found[0][0]
+    assert "AMD EPYC (family 25, model 17)" in found[1][0]
+    assert [flags for _, flags in found] == ["avx2 fma", "avx2 avx512f fma"]
+    monkeypatch.setattr(module, "_cpuinfo", partial(read, tmp_path / "missing"))
+    assert vector_instructions() == ""
 
 
 def test_the_driver_is_named_by_the_first_file_that_tells_it(tmp_path: Path) -> None:
@@ -270,28 +319,32 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
         f"torch {torch.__version__}, transformers {transformers.__version__}",
         driver_name(),
         machine_name(),
+        vector_instructions(),
     ):
         assert part in identity
 
 
-NUM_POINTS = 4 * 5 + 2 + 4
-"""Of SHAPE: rows by tokens, two at a shorter context, and prompts."""
 NUM_CHANGE = 4 + 2
-"""The passes that find out what another number of tokens costs."""
-NUM_FIRST = 4 * 5 + 2
-"""The first pass of each size and of each table pays for allocations."""
+"""The passes that find out what another number of tokens costs: once, as they take more than
+CHANGE_S."""
+NUM_FIRST = 4 + 2 + 3
+"""Of SHAPE: 1, 2, 4 and 5 tokens, 6 rows at two lengths of context, and prompts of 1, 16 and 40."""
+NUM_POINTS = 4 * 5 + 2 + 4
+"""Rows by tokens, two at a shorter context, and prompts."""
 
 
 @pytest.mark.parametrize(
     ("budget_s", "num_passes"),
     [
-        (0.0, NUM_CHANGE + NUM_POINTS + NUM_FIRST),
-        (80.0, 80 + 4 + 1),
-        (math.inf, 5 * (NUM_CHANGE + NUM_POINTS) + NUM_FIRST),
+        # The first pass of each size is not counted.
+        (0.0, NUM_CHANGE + 2 * NUM_FIRST),
+        (80.0, 80),
+        (math.inf, NUM_CHANGE + (1 + 5) * NUM_POINTS),
     ],
 )
-def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: int) -> None:
-    """Of 80 s, 30 are for other numbers of tokens, 43 for the first round, 7 for the second."""
+def test_behind_the_budget_costs_are_inferred(budget_s: float, num_passes: int) -> None:
+    """A pass of the engine takes 1 s, 0.5 s a token, and 1 s a row for its context. What was not
+    timed follows from this: 2 rows of 3 tokens from 1 + 0.5 x 6 for as many tokens of one row."""
     clock = VirtualClock()
 
     def slow(*point: int) -> float:
@@ -301,21 +354,42 @@ def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: 
     engine = CountingEngine(slow)
     cost = profile(engine, None, SHAPE, budget_s, clock.now)
     assert engine.num_passes == num_passes
-    assert cost == profile(CountingEngine(), None, SHAPE)
+    whole = profile(CountingEngine(), None, SHAPE)
+    for found, expected in zip(cost.target.seconds, whole.target.seconds, strict=True):
+        assert found == pytest.approx(expected)
+    assert cost.prefill_s(32) == pytest.approx(whole.prefill_s(32))
+    assert cost.target.context_s == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(("long_s", "num_sizes"), [(15.0, 5 + 5 + 5 + 3), (11.0, 5 + 5 + 4 + 2)])
-def test_long_passes_are_timed_twice_and_the_longest_not_at_all(
-    monkeypatch: pytest.MonkeyPatch, long_s: float, num_sizes: int
+def test_costs_with_a_step_are_inferred_from_passes_of_as_many_tokens() -> None:
+    """A pass takes twice as long from 5 tokens on. One row shows that; 2 rows of 3 tokens follow
+    it: 2 s without context, as 5 tokens, and 2 s for the context of two rows."""
+    clock = VirtualClock()
+
+    def stepped(rows: int, tokens: int, context_len: int, _: int) -> float:
+        clock.sleep(1.0)
+        return (1.0 if rows * tokens < 5 else 2.0) + 0.01 * rows * context_len
+
+    cost = profile(CountingEngine(stepped), None, SHAPE, 0.0, clock.now)
+    assert cost.target_s(2, 2, 100) == pytest.approx(1.0 + 2.0)
+    assert cost.target_s(2, 6, 100) == pytest.approx(2.0 + 2.0)
+    assert cost.target_s(6, 30, 100) == pytest.approx(2.0 + 6.0)
+
+
+@pytest.mark.parametrize(("long_s", "most_tokens"), [(15.0, (5, 5, 5, 3)), (11.0, (5, 5, 4, 2))])
+def test_passes_that_include_a_long_one_are_inferred(
+    monkeypatch: pytest.MonkeyPatch, long_s: float, most_tokens: Sequence[int]
 ) -> None:
     """With 6 rows, 10 s for one token and 3 s for each further: that line is timed up to 3 tokens,
-    or 2. Each pass counts twice, but for its first run."""
-    monkeypatch.setattr(module, "ENOUGH_S", 0.0)
+    or 2. With 4 rows, 7 s and 2 s: all 5, or 4. Larger prompts are not tried."""
     monkeypatch.setattr(module, "LONG_S", long_s)
     engine = CountingEngine()
-    cost = profile(engine, None, SHAPE)
-    assert engine.num_passes == 5 * NUM_CHANGE + num_sizes + 1 + 2 * (num_sizes + 2) + 1 + 2 * 4
+    cost = profile(engine, None, replace(SHAPE, prefill_chunk=None, max_prompt=4000))
+    timed = {(rows, num) for rows, num, context_len in engine.timed if context_len == 100}
+    expected = zip((1, 2, 4, 6), most_tokens, strict=True)
+    assert timed == {(rows, num) for rows, most in expected for num in range(1, most + 1)}
     assert cost.target.seconds[-1] == pytest.approx((10, 13, 16, 19, 22))
+    assert max(num for _, num, _ in engine.timed) == 128
 
 
 TABLE = PassTable((1, 3), (1, 2), ((0.1, 1 / 3), (1e-9, 123.456)), 77, 1.0000000000000002e-7)

@@ -1,8 +1,12 @@
 """Measures how long an engine's passes take before it serves, and stores the result on disk.
 
+The passes that plans need most are timed first: one request with drafts, the largest batch, and
+one prompt chunk. The others follow while there is time (`limits.profile_s`). A pass that was not
+timed is inferred from those that were, by its number of tokens (`_Target.seconds`). Live steps
+correct the rest (`core.learn.corrections`).
+
 A profile is valid for a pair of models, a machine, settings, library versions and a driver. If any
-of them changes, the server measures again. This takes a few seconds, or longer if passes are long.
-After `limits.profile_s`, no new rounds start. The file of a profile also stores what a server has
+of them changes, the server measures again. The file of a profile also stores what a server has
 learned (`serving.learned`).
 """
 
@@ -16,10 +20,10 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from smartspec_py.core.cost import CostModel, PassTable, cost_from_json, interpolate
 from smartspec_py.defaults import LEAST_CHUNK
@@ -27,7 +31,7 @@ from smartspec_py.engines.base import Profilable
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 11
+PROFILE_VERSION = 12
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
@@ -35,8 +39,8 @@ ENOUGH_S = 0.1
 """A pass that was timed for so many seconds, and twice, is not timed again: chance matters less."""
 
 LONG_S = 0.2
-"""If a pass takes longer, passes over more tokens of as many rows are not timed. The table goes on
-with the last slope: such passes are limited by arithmetic, so each token costs the same."""
+"""If a pass takes longer, those with as many rows and tokens per row or more are timed only if they
+are among the first. Such passes are limited by arithmetic, so each token costs the same."""
 
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -52,6 +56,14 @@ CATCH_UP_TOKENS = (16, 80)
 OTHER_SIZES, LEAST_CHANGE = (4, 5, 6, 7), 0.02
 """Tokens of passes that are run to find out what another number costs: more than an engine keeps
 ready. If that is a smaller share of a pass, it is taken as 0."""
+
+CHANGE_S = 0.5
+"""No more rounds of these passes start after so many seconds."""
+
+BUSY_FACTOR = 0.8
+"""A stored profile is measured again if one pass takes less than this share of its stored time:
+the machine was busy then. If it takes longer, the machine may be busy now, and live steps correct
+the costs."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
@@ -80,6 +92,14 @@ class _Pass(NamedTuple):
     tokens_per_row: int
     context_len: int
     num_logits: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.batch_size * self.tokens_per_row
+
+
+IsOver = Callable[[], bool]
+"""Whether the time for measuring is over."""
 
 
 def read_profile(path: Path) -> dict[str, Any]:
@@ -128,34 +148,38 @@ def profile(
     """Measure a cost model.
 
     Target passes are measured over rows x tokens and over prompt tokens, draft passes over rows.
-    budget_s: after this many seconds, each pass is measured only once. clock: seconds, any origin.
+    budget_s: after this many seconds, only passes that cannot be inferred are still timed, once
+    each. clock: seconds, any origin.
     """
     until_s = clock() + budget_s
 
     def is_over() -> bool:
         return clock() >= until_s
 
-    rows = _grid(ROW_GRID, shape.max_sequences)
-    tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    change_s = _change_s(target, is_over)
-    timer = _Timer(is_over, "target", target, is_ready=change_s > 0.0)
-    table = timer.table(rows, tokens, shape.context_len)
-    prompt = _prompt_table(_Timer(is_over, "prompt", target), shape)
-    if draft is None:
-        return CostModel(target=table, prompt=prompt, change_s=change_s)
-    # The cost of one token in a pass that reads the tokens missing from the draft cache.
-    few, many = CATCH_UP_TOKENS
-    few_s, many_s = _Timer(is_over, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
-    catch_up_s = max(0.0, many_s - few_s) / (many - few)
-    draft_table = _Timer(is_over, "draft", draft, target).table(rows, (1,), shape.context_len)
-    return CostModel(table, draft_table, change_s=change_s, catch_up_s=catch_up_s, prompt=prompt)
-
-
-def _change_s(engine: Profilable, is_over: Callable[[], bool]) -> float:
-    """`CostModel.change_s`: a pass behind several of other sizes, and behind one of its own."""
-    behind_others, again = [], []
+    change_s = _change_s(target, clock, is_over)
+    decoding = _Target(_Timer(target, is_ready=change_s > 0.0), shape)
+    prompts = _Prompts(_Timer(target), shape)
+    drafts = None if draft is None else _Drafts(draft, target, shape)
+    parts: list[_Part] = [decoding, prompts, *([drafts] if drafts else [])]
+    for part in parts:
+        part.time_first()
     for number in range(NUM_ROUNDS):
-        if number and is_over():
+        logger.info("timing passes: round %d of %d", number + 1, NUM_ROUNDS)
+        for part in parts:
+            part.time_more(is_over)
+    if is_over():
+        logger.info("limits.profile_s has passed: some costs are from fewer passes, or inferred")
+    cost = CostModel(decoding.table(), change_s=change_s, prompt=prompts.table())
+    if drafts is None:
+        return cost
+    return replace(cost, draft=drafts.table(), catch_up_s=drafts.catch_up_s)
+
+
+def _change_s(engine: Profilable, clock: Callable[[], float], is_over: IsOver) -> float:
+    """`CostModel.change_s`: a pass behind several of other sizes, and behind one of its own."""
+    behind_others, again, start = [], [], clock()
+    for number in range(NUM_ROUNDS):
+        if number and (is_over() or clock() - start > CHANGE_S):
             break
         for num_tokens in OTHER_SIZES:
             engine.time_pass(1, num_tokens, 0, 1)
@@ -169,25 +193,11 @@ def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
     return (*(value for value in grid if value < largest), largest)
 
 
-def _prompt_table(timer: _Timer, shape: ProfileShape) -> PassTable:
-    """Pass times for reading prompts: one row, logits for the last position only.
-
-    The last number of tokens in the table is the prompt chunk.
-    """
-    chunk = min(shape.prefill_chunk or LEAST_CHUNK, shape.max_prompt)
-    tokens = _grid(PROMPT_GRID, chunk)
-    seconds = timer.prompt_s(tokens)
-    while shape.prefill_chunk is None and 2 * chunk <= min(shape.max_prompt, PROMPT_GRID[-1]):
-        [twice_s] = timer.prompt_s((2 * chunk,))
-        if twice_s > WORTH_DOUBLING * 2 * seconds[-1]:
-            break
-        chunk *= 2
-        tokens, seconds = (*tokens, chunk), [*seconds, twice_s]
-    return PassTable((1,), tokens, (tuple(seconds),))
-
-
 class _Timer:
-    """Measures an engine's passes. is_over: whether the budget is spent. name: for the log.
+    """Times an engine's passes; `best_s` has the best time of each pass so far.
+
+    Disturbances only make a pass longer, so the best time is the time of the pass itself.
+
     is_ready: whether each pass is timed behind one of the same size.
 
     behind: an engine whose passes run between the passes of this one. Its weights replace those of
@@ -196,92 +206,214 @@ class _Timer:
     """
 
     def __init__(
-        self,
-        is_over: Callable[[], bool],
-        name: str,
-        engine: Profilable,
-        behind: Profilable | None = None,
-        is_ready: bool = False,
+        self, engine: Profilable, behind: Profilable | None = None, is_ready: bool = False
     ) -> None:
-        self._is_over, self._name, self._engine, self._behind = is_over, name, engine, behind
-        self._is_ready = is_ready
+        self.best_s: dict[_Pass, float] = {}
+        self._engine, self._behind, self._is_ready = engine, behind, is_ready
+        self._total_s: dict[_Pass, list[float]] = {}
 
-    def table(
-        self,
-        rows: tuple[int, ...],
-        tokens: tuple[int, ...],
-        context_len: int,
-    ) -> PassTable:
-        # The largest batch shows the effect of context best: it reads the most keys and values.
-        shorter = context_len // 4
-        lines = {r: self._line(r, tokens, context_len) for r in rows}
-        points = [point for line in lines.values() for point in line]
-        at_shorter = _Pass(rows[-1], tokens[0], shorter)
-        # The pass with the most tokens after the first of their rows.
-        longest = max(points, key=lambda one: one.batch_size * (one.tokens_per_row - 1))
-        longest_at_shorter = longest._replace(context_len=shorter)
-        timed = [*points, longest_at_shorter, at_shorter]
-        best = dict(zip(timed, self._best_s(timed), strict=True))
-        saved_s = max(0.0, best[lines[rows[-1]][0]] - best[at_shorter])
-        num_less = max(1, context_len - shorter)
-        context_s = saved_s / (rows[-1] * num_less)
-        saved_s = (
-            best[longest] - best[longest_at_shorter] - context_s * longest.batch_size * num_less
+    def time(self, passes: Iterable[_Pass], is_over: IsOver = lambda: False) -> None:
+        """Time each pass once more, unless that is not worth it, see ENOUGH_S and LONG_S."""
+        for one in passes:
+            if is_over():
+                return
+            seconds = self._total_s.setdefault(one, [])
+            if len(seconds) < NUM_ROUNDS and (len(seconds) < 2 or sum(seconds) <= ENOUGH_S):
+                seconds.append(self._pass_s(one, is_first=not seconds))
+                self.best_s[one] = min(seconds)
+
+    def is_long(self, one: _Pass) -> bool:
+        """Whether a pass that this one includes takes longer than LONG_S."""
+        return any(
+            seconds > LONG_S
+            and known.batch_size <= one.batch_size
+            and known.tokens_per_row <= one.tokens_per_row
+            for known, seconds in self.best_s.items()
         )
-        num_more = longest.batch_size * (longest.tokens_per_row - 1)
-        context_token_s = max(0.0, saved_s) / (num_less * max(1, num_more))
-        seconds = []
-        for line in lines.values():
-            known = [best[point] for point in line]
-            counts = tokens[: len(known)]
-            seconds.append(tuple(interpolate(num, counts, known) for num in tokens))
-        return PassTable(rows, tokens, tuple(seconds), context_len, context_s, context_token_s)
 
-    def _line(self, rows: int, tokens: tuple[int, ...], context_len: int) -> list[_Pass]:
-        """The passes of so many rows that are worth timing, see LONG_S; at least two.
-
-        Runs each of them once, because the first pass of a size is slower."""
-        line: list[_Pass] = []
-        seconds = 0.0
-        for num in tokens:
-            if len(line) > 1 and seconds > LONG_S:
-                break
-            line.append(_Pass(rows, num, context_len))
-            seconds = self._engine.time_pass(*line[-1])
-        return line
-
-    def prompt_s(self, tokens: Sequence[int]) -> list[float]:
-        """Seconds of a pass with one row, for each number of tokens."""
-        return self._best_s([_Pass(1, num, 0, num_logits=1) for num in tokens])
-
-    def _best_s(self, points: Sequence[_Pass]) -> list[float]:
-        """Seconds of each pass: the best of several rounds, see ENOUGH_S.
-
-        Disturbances only make a pass longer, so the best time is the time of the pass itself. Each
-        round covers all points, so that a disturbance does not affect a single point only.
-        """
-        self._engine.time_pass(*points[-1])  # the first pass pays for allocations
-        best_s, total_s = [math.inf] * len(points), [0.0] * len(points)
-        for number in range(NUM_ROUNDS):
-            logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
-            for index, point in enumerate(points):
-                if number and self._is_over():
-                    logger.warning("limits.profile_s has passed: costs are from fewer rounds")
-                    return best_s
-                if number > 1 and total_s[index] > ENOUGH_S:
-                    continue
-                seconds = self._pass_s(point)
-                best_s[index] = min(best_s[index], seconds)
-                total_s[index] += seconds
-        return best_s
-
-    def _pass_s(self, point: _Pass) -> float:
-        if self._is_ready:
-            self._engine.time_pass(*point)
+    def _pass_s(self, one: _Pass, is_first: bool) -> float:
+        if is_first:
+            # The first pass of a size is slower; of a long one, by a small share.
+            seconds = self._engine.time_pass(*one)
+            if seconds > LONG_S:
+                return seconds
+        elif self._is_ready:
+            self._engine.time_pass(*one)
         if self._behind is None:
-            return self._engine.time_pass(*point)
+            return self._engine.time_pass(*one)
         self._behind.time_pass(1, 1, 0)
-        return (self._engine.time_pass(*point) + self._engine.time_pass(*point)) / 2
+        return (self._engine.time_pass(*one) + self._engine.time_pass(*one)) / 2
+
+
+class _Part(Protocol):
+    """The passes of one table."""
+
+    def time_first(self) -> None:
+        """Time the passes from which the others can be inferred."""
+
+    def time_more(self, is_over: IsOver) -> None:
+        """Time each pass that is worth it once more."""
+
+
+class _Target:
+    """The target's passes over rows x tokens."""
+
+    def __init__(self, timer: _Timer, shape: ProfileShape) -> None:
+        self._timer, self._context_len = timer, shape.context_len
+        self._shorter = shape.context_len // 4
+        self._rows = _grid(ROW_GRID, shape.max_sequences)
+        self._tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
+        most, longest = self._rows[-1], self._tokens[-1]
+        doubled = [num for num in self._tokens if num in (1, 2, 4)] + [longest]
+        one_row = [self._pass(1, num) for num in dict.fromkeys(doubled)]
+        # The largest batch shows the effect of context best: it reads the most keys and values.
+        self._at_shorter = self._pass(most, 1)._replace(context_len=self._shorter)
+        self._first = [*one_row, self._pass(most, 1), self._at_shorter]
+        all_passes = [self._pass(r, num) for r in self._rows for num in self._tokens]
+        by_size = sorted(all_passes, key=lambda one: (one.tokens_per_row > 1, one.num_tokens))
+        self._passes = list(dict.fromkeys([*self._first, *by_size]))
+
+    def _pass(self, batch_size: int, tokens_per_row: int) -> _Pass:
+        return _Pass(batch_size, tokens_per_row, self._context_len)
+
+    def time_first(self) -> None:
+        self._timer.time(self._first)
+
+    def time_more(self, is_over: IsOver) -> None:
+        timer = self._timer
+        for one in self._passes:
+            if one in timer.best_s or not timer.is_long(one):
+                timer.time([one], is_over)
+        longest = self._most_later()
+        timer.time([longest, longest._replace(context_len=self._shorter)], is_over)
+
+    def _most_later(self) -> _Pass:
+        """The timed pass with the most tokens after the first of their rows."""
+        timed = [one for one in self._timer.best_s if one.context_len == self._context_len]
+        return max(timed, key=lambda one: one.num_tokens - one.batch_size)
+
+    def table(self) -> PassTable:
+        best, most = self._timer.best_s, self._rows[-1]
+        num_less = max(1, self._context_len - self._shorter)
+        saved_s = max(0.0, best[self._pass(most, 1)] - best[self._at_shorter])
+        context_s = saved_s / (most * num_less)
+        longest, context_token_s = self._most_later(), 0.0
+        at_shorter = longest._replace(context_len=self._shorter)
+        num_later = longest.num_tokens - longest.batch_size
+        if num_later and at_shorter in best:
+            saved_s = best[longest] - best[at_shorter] - context_s * longest.batch_size * num_less
+            context_token_s = max(0.0, saved_s) / (num_less * num_later)
+        seconds = self.seconds(context_s, context_token_s)
+        grid = tuple(tuple(seconds[r, num] for num in self._tokens) for r in self._rows)
+        return PassTable(
+            self._rows, self._tokens, grid, self._context_len, context_s, context_token_s
+        )
+
+    def seconds(self, context_s: float, context_token_s: float) -> dict[tuple[int, int], float]:
+        """Of each number of rows and tokens per row, timed or inferred.
+
+        A pass without its context takes as long as any with as many tokens in total. So
+
+            T(r, n) = T(r, m) + free(r n) - free(r m) + context(r, n) - context(r, m)
+
+        where m is the largest timed number of tokens per row below n. free is the time without
+        context of the timed passes, linear between their numbers of tokens.
+        """
+
+        def context(rows: int, num: int) -> float:
+            return (context_s * rows + context_token_s * rows * (num - 1)) * self._context_len
+
+        timed = {
+            (one.batch_size, one.tokens_per_row): seconds
+            for one, seconds in self._timer.best_s.items()
+            if one.context_len == self._context_len
+        }
+        by_size: dict[int, list[float]] = {}
+        for (rows, num), seconds in timed.items():
+            by_size.setdefault(rows * num, []).append(seconds - context(rows, num))
+        sizes = sorted(by_size)
+        means = [sum(by_size[size]) / len(by_size[size]) for size in sizes]
+        found = {}
+        for rows in self._rows:
+            start = 0, 0.0
+            for num in self._tokens:
+                if (rows, num) in timed:
+                    found[rows, num] = timed[rows, num]
+                    start = num, found[rows, num]
+                    continue
+                free_s = interpolate(rows * num, sizes, means) + context(rows, num)
+                if start[0]:
+                    free_s += start[1] - context(rows, start[0])
+                    free_s -= interpolate(rows * start[0], sizes, means)
+                found[rows, num] = max(free_s, start[1], 0.0)
+        return found
+
+
+class _Prompts:
+    """Passes that read prompts: one row, logits for the last position only. The last number of
+    tokens in the table is the prompt chunk."""
+
+    def __init__(self, timer: _Timer, shape: ProfileShape) -> None:
+        self._timer, self._shape = timer, shape
+        self._chunk = min(shape.prefill_chunk or LEAST_CHUNK, shape.max_prompt)
+
+    def time_first(self) -> None:
+        self._timer.time(map(_prompt, _grid((1, 16), self._chunk)))
+
+    def time_more(self, is_over: IsOver) -> None:
+        self._timer.time(map(_prompt, _grid(PROMPT_GRID, self._chunk)), is_over)
+        most = min(self._shape.max_prompt, PROMPT_GRID[-1])
+        best_s = self._timer.best_s
+        while self._shape.prefill_chunk is None and 2 * self._chunk <= most:
+            one, twice = _prompt(self._chunk), _prompt(2 * self._chunk)
+            if is_over() or best_s[one] > LONG_S:
+                break
+            self._timer.time([twice])
+            if best_s[twice] > WORTH_DOUBLING * 2 * best_s[one]:
+                break
+            self._chunk *= 2
+
+    def table(self) -> PassTable:
+        timed = {one.tokens_per_row: seconds for one, seconds in self._timer.best_s.items()}
+        tokens = [num for num in sorted(timed) if num <= self._chunk]
+        return PassTable((1,), tuple(tokens), (tuple(timed[num] for num in tokens),))
+
+
+class _Drafts:
+    """Passes of the draft model: of one token per row, and of tokens that its cache lacks."""
+
+    def __init__(self, draft: Profilable, target: Profilable, shape: ProfileShape) -> None:
+        self._timer, self._reading = _Timer(draft, behind=target), _Timer(draft)
+        self._rows = _grid(ROW_GRID, shape.max_sequences)
+        self._context_len = shape.context_len
+
+    def _pass(self, rows: int) -> _Pass:
+        return _Pass(rows, 1, self._context_len)
+
+    def time_first(self) -> None:
+        self._reading.time(map(_prompt, CATCH_UP_TOKENS))
+        self._timer.time(map(self._pass, dict.fromkeys((1, self._rows[-1]))))
+
+    def time_more(self, is_over: IsOver) -> None:
+        self._timer.time(map(self._pass, self._rows), is_over)
+        self._reading.time(map(_prompt, CATCH_UP_TOKENS), is_over)
+
+    @property
+    def catch_up_s(self) -> float:
+        """Of one token in a pass that reads the tokens missing from the draft cache."""
+        few_s, many_s = (self._reading.best_s[_prompt(num)] for num in CATCH_UP_TOKENS)
+        return max(0.0, many_s - few_s) / (CATCH_UP_TOKENS[1] - CATCH_UP_TOKENS[0])
+
+    def table(self) -> PassTable:
+        timed = {one.batch_size: seconds for one, seconds in self._timer.best_s.items()}
+        known = sorted(timed)
+        seconds = [timed[num] for num in known]
+        each = [(interpolate(num, known, seconds),) for num in self._rows]
+        return PassTable(self._rows, (1,), tuple(each), self._context_len)
+
+
+def _prompt(num_tokens: int) -> _Pass:
+    return _Pass(1, num_tokens, 0, num_logits=1)
 
 
 def cached_profile(
@@ -308,8 +440,10 @@ def cached_profile(
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used (%s): measuring again", path, error)
         else:
-            logger.info("profile read from %s", path)
-            return cost
+            if not _is_from_a_busy_machine(cost, target, shape):
+                logger.info("profile read from %s", path)
+                return cost
+            logger.info("%s was measured on a busy machine: measuring again", path)
     start = time.perf_counter()
     cost = profile(target, draft, shape, budget_s)
     seconds = time.perf_counter() - start
@@ -327,6 +461,17 @@ def cached_profile(
     return cost
 
 
+def _is_from_a_busy_machine(cost: CostModel, target: Profilable, shape: ProfileShape) -> bool:
+    """See BUSY_FACTOR. Runs every number of tokens of one row, and so prepares the engine for the
+    passes of the first request too."""
+    longest = shape.max_draft_len + 1
+    passes = [_Pass(1, num, shape.context_len) for num in range(1, longest + 1)]
+    timer = _Timer(target)
+    timer.time(passes)
+    stored_s = cost.target.pass_s(1, longest)
+    return timer.best_s[passes[-1]] < BUSY_FACTOR * stored_s
+
+
 def profile_path(shape: ProfileShape, folder: Path | None, identity: Sequence[str]) -> Path | None:
     """The file that `cached_profile` uses for the same arguments; None without a folder."""
     if folder is None:
@@ -336,7 +481,8 @@ def profile_path(shape: ProfileShape, folder: Path | None, identity: Sequence[st
 
 
 def _whole_identity(shape: ProfileShape, identity: Sequence[str]) -> list[str]:
-    return [f"v{PROFILE_VERSION}", repr(shape), machine_name(), driver_name(), *identity]
+    machine = machine_name(), vector_instructions(), driver_name()
+    return [f"v{PROFILE_VERSION}", repr(shape), *machine, *identity]
 
 
 def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> None:
@@ -349,12 +495,26 @@ def load_cost(path: Path) -> CostModel:
 
 
 def machine_name() -> str:
-    """Number of cores, the processor's model (Linux only), and the architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = models[0] if models else platform.processor()
+    """Number of cores, the processor, and the architecture. Linux also tells family and model:
+    virtual machines may give different processors the same name."""
+    about = _cpuinfo()
+    name = about.get("model name") or platform.processor()
+    if "cpu family" in about:
+        name += f" (family {about['cpu family']}, model {about.get('model')})"
     return f"{os.cpu_count()} x {name}, {platform.machine()}"
+
+
+def vector_instructions() -> str:
+    """The processor's vector instructions (Linux only)."""
+    flags = _cpuinfo().get("flags", "").split()
+    return " ".join(sorted(flag for flag in flags if flag.startswith(("avx", "amx", "fma"))))
+
+
+def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """The fields of the first processor."""
+    text = path.read_text() if path.is_file() else ""
+    lines = [line.partition(":") for line in text.partition("\n\n")[0].splitlines()]
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
