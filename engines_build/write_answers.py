@@ -110,8 +110,8 @@ def load_target(target: Path, layer_ids: Sequence[int]) -> tuple[OpenVinoRunner,
         vocab_size=len(tokenizer),
         state_layers=tuple(layer_ids),
         weights="auto",
+        num_threads=torch.get_num_threads(),
     )
-    torch.set_num_threads(torch.get_num_threads())
     runner = load_openvino_runner(config)
     torch.set_num_threads(1)  # the threads of PyTorch and OpenVINO disturb each other
     return runner, set(end_tokens(target, config.vocab_size, load_tokenizer("model", target)))

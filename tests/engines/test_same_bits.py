@@ -8,7 +8,6 @@ compared, not tokens: texts differ only at near-ties, logits wherever a sum is i
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,6 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    """Some products sum in another order only with several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 class Recorder(TorchTarget):
     """A target that keeps the logits of its last pass, [number of wanted tokens, vocabulary]."""
 
@@ -78,6 +68,7 @@ class Recorder(TorchTarget):
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
             state_layers=layers, weights=weights, kv_cache=kv_cache,
+            num_threads=2,  # some products sum in another order only with several threads
         )  # fmt: skip
         capabilities = TargetCapabilities(
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -280,15 +281,9 @@ def test_openvino_in_bfloat16_with_any_number_of_threads(num_threads: int) -> No
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0, -1]
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        made = OpenVinoRunner(
-            model, RunnerConfig(Path(), torch.device("cpu"), torch.bfloat16, 2, 128, VOCAB_SIZE)
-        )
-        found = made.forward([RowInput(1, 0, tokens, 1)]).logits[0]
-    finally:
-        torch.set_num_threads(before)
+    own = RunnerConfig(Path(), torch.device("cpu"), torch.bfloat16, 2, 128, VOCAB_SIZE)
+    made = OpenVinoRunner(model, replace(own, num_threads=num_threads))
+    found = made.forward([RowInput(1, 0, tokens, 1)]).logits[0]
     torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0.0)
 
 

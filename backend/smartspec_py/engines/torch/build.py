@@ -112,7 +112,9 @@ class _Setup:
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     places = place(config)
     num_threads = thread_count(config.num_threads)
-    torch.set_num_threads(num_threads)
+    # Its worker threads would spin on cores that OpenVINO's threads or other programs need: beside
+    # a busy program, weights took 6 s to round with two threads, and 0.2 s with one.
+    torch.set_num_threads(1)
     model, draft, head_folder = _files(config, limits, folder)
     tokenizer = load_tokenizer("engine.model", model)
     vocab_size = num_token_ids(tokenizer)
@@ -123,6 +125,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         *(model, places.target, dtype, limits.max_sequences, limits.context_len, vocab_size),
         weights=config.weights,
         kv_cache=config.kv_cache,
+        num_threads=num_threads,
     )
     heads = _load_heads(head_folder, own, draft)
     setup = _Setup(config, limits, places, own, draft, head_folder, heads)
@@ -131,10 +134,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     setup = replace(setup, own=replace(own, weights=runner.config.weights))
     proposer = _proposer(setup, on_openvino=not isinstance(runner, CausalRunner))
     runners = [runner] + ([proposer.runner] if proposer else [])
-    if not any(isinstance(one, CausalRunner) for one in runners):
-        # PyTorch then runs only small operators. Its worker threads would spin on the cores that
-        # OpenVINO's threads need.
-        torch.set_num_threads(1)
+    if any(isinstance(one, CausalRunner) for one in runners):
+        torch.set_num_threads(num_threads)
     about = "; ".join(one.about for one in runners)
     identity = [
         fingerprint(model),

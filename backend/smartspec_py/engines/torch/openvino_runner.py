@@ -122,7 +122,6 @@ class OpenVinoRunner(Runner):
             config = replace(config, dtype=torch.float32)
         super().__init__(config)
         precision = HALF.get(config.dtype, "f32").lower()
-        num_threads = torch.get_num_threads()
         num_bits = NUM_BITS[config.weights]
         group = _group(model) if num_bits else 0
         if num_bits == 4 and not group:
@@ -134,7 +133,7 @@ class OpenVinoRunner(Runner):
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else precision,
             "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
-            "INFERENCE_NUM_THREADS": num_threads,
+            "INFERENCE_NUM_THREADS": config.num_threads,
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
@@ -148,7 +147,7 @@ class OpenVinoRunner(Runner):
             num_bits=num_bits,
             group=group,
             max_len=config.max_len,
-            num_threads=num_threads,
+            num_threads=config.num_threads,
             is_half=is_half,
             most_width=MOST_WIDTH if is_bounded else None,
         )

@@ -41,6 +41,7 @@ class RunnerConfig:
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
     weights, kv_cache: see `config.TorchEngineConfig`; weights of a loaded runner are not auto.
+    num_threads: of OpenVINO; PyTorch's own is set elsewhere.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class RunnerConfig:
     state_layers: tuple[int, ...] = ()
     weights: str = "stored"
     kv_cache: str = "auto"
+    num_threads: int = 1
 
     @property
     def cache_text(self) -> str:
