@@ -45,6 +45,24 @@ OTHERS = (("mnopqrstuvwx", True), ("MNOPQRSTUVWX", True))
 
 
 @pytest.mark.parametrize(
+    ("most_kept", "forgotten", "reused"),
+    [(33, [], 11), (32, [0], 0), (22, [0], 0), (21, [0, 1], 0), (0, [0, 1, 2], 0)],
+)
+def test_free_rows_forget_the_oldest_keys(
+    most_kept: int, forgotten: list[int], reused: int
+) -> None:
+    """Four rows of 11 tokens, three of them free. The row in use does not count."""
+    table = RowTable(5)
+    for sequence, (text, _) in enumerate([(LONG, True), *OTHERS, ("ABCDEFGHIJKL", True)]):
+        fill(table, sequence, text)
+    for sequence in range(3):
+        table.release(sequence)
+    assert table.forget(most_kept) == forgotten
+    assert table.forget(most_kept) == []
+    assert place(table, 9, LONG)[2] == reused
+
+
+@pytest.mark.parametrize(
     ("rows", "text", "expected"),
     [
         # Of one sequence only row 0 is near, whatever the others remember. It is taken over in

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_same_bits import CONFIGS
+from test_same_bits import CONFIGS, SIZES
 from torch_models import VOCAB_SIZE, make_model
+from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.torch import openvino_runner
@@ -85,6 +86,20 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     assert set(runner.ready_sizes) == {3, 4, 5, 10, 11, 12, 28, 29, 30}
     monkeypatch.setattr(openvino_runner, "COPIED_BYTES", 0)
     assert len(OpenVinoRunner(make_model("llama"), CONFIG).ready_sizes) == 3
+
+
+def test_a_row_gives_memory_back() -> None:
+    """Pages that were given back are read as 0. A block takes one page: 32 tokens of 32 numbers.
+    The first 33 tokens are in two blocks."""
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | {"num_key_value_heads": 1}))
+    runner = OpenVinoRunner(model, replace(CONFIG, max_len=160))
+    for tensor in runner.cache.tensors.values():
+        tensor.data[:] = 1
+    runner.cache.drop_row(0, 33)
+    runner.cache.drop_row(1)
+    for tensor in runner.cache.tensors.values():
+        used = tensor.data.reshape(len(tensor.data), -1).any(1)
+        assert used.tolist() == [True] * 2 + [False] * 3 + [False] * 5 + [True]
 
 
 @pytest.mark.parametrize("form", ["safetensors", "shards", "bin"])

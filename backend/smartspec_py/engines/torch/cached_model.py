@@ -52,15 +52,19 @@ class CachedModel(Generic[S]):
     ) -> Row:
         """See `RowTable.allocate`. From now on, the caller may only append to `tokens`."""
         row, source = self.rows.allocate(sequence, tokens, num_prompt, reuses_prefix)
+        self.runner.cache.drop_row(row.index, row.num_cached if source is None else 0)
         if source is not None:
             self.runner.cache.copy_row(source, row.index, row.num_cached)
         return row
 
     def _free(self, sequence: SequenceId) -> None:
-        """Free the row. If the rows in use are no longer adjacent, move them together."""
+        """Free the row. If the rows in use are no longer adjacent, move them together. Free rows
+        keep some of their tokens for reuse, see `RowStore.free_bytes`."""
         self.rows.release(sequence)
         for move in self.rows.moves():
             self.runner.cache.copy_row(*move)
+        for index in self.rows.forget(self.runner.cache.free_bytes / self.runner.bytes_per_token):
+            self.runner.cache.drop_row(index)
 
 
 def history_of(sampling: SamplingParams, num_prompt: int) -> TokenHistory | None:

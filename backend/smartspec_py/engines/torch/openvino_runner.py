@@ -85,6 +85,10 @@ MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
 much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
 per layer get no padding."""
 
+FREE_BYTES = float(1 << 30)
+"""Rows without a sequence keep at most so much memory of keys and values, for prompts that begin
+alike. Otherwise each row would keep the memory of its longest text for ever."""
+
 HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
 
@@ -376,6 +380,8 @@ class BlockCache:
     """Keys and values in blocks of BLOCK_LEN tokens. Each row owns as many adjacent blocks as its
     maximum length needs."""
 
+    free_bytes = FREE_BYTES
+
     def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
         self._per_row = -(-config.max_len // BLOCK_LEN)
         self.num_blocks = config.num_rows * self._per_row + 1  # the last one is for padding
@@ -389,10 +395,11 @@ class BlockCache:
             widths = [one.get_length() for one in list(compiled.input(name).partial_shape)[1:]]
             shape = ov.Shape([self.num_blocks, *widths])
             num_bytes = math.prod(shape) * dtype.size
-            # The system gives each page when it is written, so unused rows take no memory.
+            # The system gives each page when it is written, so unused rows take no memory. Large
+            # pages would: a few tokens of a row took 2 MiB of each layer, and no pass was faster.
             self._maps.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
             with contextlib.suppress(OSError):  # some kernels have no large pages
-                self._maps[-1].madvise(mmap.MADV_HUGEPAGE)
+                self._maps[-1].madvise(mmap.MADV_NOHUGEPAGE)
             self.tensors[name] = ov.Tensor(np.frombuffer(self._maps[-1], np.uint8), shape, dtype)
 
     def blocks(self, row: int, num_tokens: int) -> range:
@@ -414,6 +421,17 @@ class BlockCache:
         self._occupied = [0] * len(self._occupied)
         for one in self._maps:
             one.madvise(mmap.MADV_DONTNEED)
+
+    def drop_row(self, row: int, num_kept: int = 0) -> None:
+        """See `RowStore`."""
+        first, end = self.blocks(row, num_kept).stop, (row + 1) * self._per_row
+        for memory, tensor in zip(self._maps, self.tensors.values(), strict=True):
+            block_bytes = int(tensor.byte_size) // self.num_blocks
+            start_page = -(-first * block_bytes // mmap.PAGESIZE)
+            end_page = end * block_bytes // mmap.PAGESIZE
+            if start_page < end_page:
+                num_bytes = (end_page - start_page) * mmap.PAGESIZE
+                memory.madvise(mmap.MADV_DONTNEED, start_page * mmap.PAGESIZE, num_bytes)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens, in whole blocks."""

@@ -13,6 +13,7 @@ interface, and their cache is replaced by `RowCache`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,6 +166,8 @@ class RowCache(Cache):
     of storage without scratch slots: [layers, 2, rows, max_len, kv_heads, head_dim].
     """
 
+    free_bytes = math.inf
+
     def __init__(self, storage: torch.Tensor, num_rows: int) -> None:
         super().__init__(layers=[])
         self.scratch_slot = storage.shape[2] - NUM_SCRATCH
@@ -208,6 +211,9 @@ class RowCache(Cache):
     def clear_row(self, row: int, first: int = 0) -> None:
         """See `RowStore`. first: the first slot to clear."""
         self.buffer[:, :, row, first:] = 0
+
+    def drop_row(self, row: int, num_kept: int = 0) -> None:
+        """Does nothing: the memory of all rows is one tensor."""
 
 
 def packed_attention(

@@ -112,6 +112,20 @@ class RowTable:
         row.owner = None
         row.last_used = self._num_allocations
 
+    def forget(self, most_kept: float) -> list[int]:
+        """Forget the keys of the free rows that were used longest ago, until all free rows together
+        keep at most so many tokens. The result has the indices of these rows."""
+        free = sorted((row for row in self._rows if row.owner is None), key=_oldest_memory)
+        num_kept, forgotten = sum(row.num_cached for row in free), []
+        for row in free:
+            if num_kept <= most_kept:
+                break
+            if row.num_cached:
+                num_kept -= row.num_cached
+                row.tokens, row.num_cached = (), 0
+                forgotten.append(row.index)
+        return forgotten
+
     def moves(self) -> Iterator[Move]:
         """Moves that bring scattered rows in use together. Apply them in order."""
         while self._is_spread():

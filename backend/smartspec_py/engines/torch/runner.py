@@ -76,13 +76,18 @@ class PassOutput:
 
 
 class RowStore(Protocol):
-    """Keys and values, organised by rows."""
+    """Keys and values, organised by rows. free_bytes: what rows without a sequence may keep."""
+
+    free_bytes: float
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens."""
 
     def clear_row(self, row: int) -> None:
         """Set the keys and values of the row to 0."""
+
+    def drop_row(self, row: int, num_kept: int = 0) -> None:
+        """Give memory back that the row does not need for its first num_kept tokens."""
 
 
 class Runner(ABC):
