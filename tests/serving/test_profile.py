@@ -175,8 +175,8 @@ def test_a_chunk_is_as_long_as_prompts_get_cheaper_by_it(
     assert cost.prompt.tokens_per_row[-1] == chunk
 
 
-NUM_CHECKED = 2 * (SHAPE.max_draft_len + 1)
-"""A stored profile is checked by passes of one row with 1 to 5 tokens, twice each."""
+NUM_CHECKED = SHAPE.max_draft_len + 1 + 2
+"""A stored profile is checked by passes of one row with 1 to 5 tokens, and two more of 5."""
 
 
 def is_measured(folder: Path | None, *identity: str, shape: ProfileShape = SHAPE) -> bool:
