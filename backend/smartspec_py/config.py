@@ -194,7 +194,7 @@ class LimitsConfig(_Layer):
     prefill_chunk: Annotated[int | None, Field(ge=1, le=65_536)] = None
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     reuse_prefixes: bool = True
-    profile_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 6.0
+    profile_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 5.0
     start_s: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     drain_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 20.0
     engine_timeout_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 120.0

@@ -72,9 +72,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_PROFILED_CONTEXT = 512
-"""Passes are timed at half of the context, but at most at this length. Longer ones are
-extrapolated."""
+MAX_PROFILED_CONTEXT, MAX_PROFILED_BYTES = 512, 1 << 30
+"""Passes are timed at half of the context, but at most at this length, and with so many bytes of
+keys and values of all rows, which take a second to write. Longer contexts are extrapolated."""
 
 
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -144,7 +144,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         about + (", with states" if isinstance(heads, MedusaHeads) else ""),
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
-    shape = _shape(limits)
+    shape = _shape(limits, runner.bytes_per_token)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     cost = replace(cost, target=replace(cost.target, is_padded=runner.is_padded))
@@ -295,11 +295,12 @@ def _with_context_len(
     return limits.model_copy(update={"max_context_len": length})
 
 
-def _shape(limits: LimitsConfig) -> ProfileShape:
+def _shape(limits: LimitsConfig, bytes_per_token: int) -> ProfileShape:
+    fitting = MAX_PROFILED_BYTES // (limits.max_sequences * bytes_per_token)
     return ProfileShape(
         limits.max_sequences,
         limits.max_draft_len,
-        min(limits.context_len // 2, MAX_PROFILED_CONTEXT),
+        min(limits.context_len // 2, MAX_PROFILED_CONTEXT, max(1, fitting)),
         limits.prefill_chunk,
         limits.context_len,
     )

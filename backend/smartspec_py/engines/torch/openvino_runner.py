@@ -83,7 +83,7 @@ take at most so much memory for their weights, and an eighth of what is free."""
 MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
 """A pass can get tokens that nobody reads, so that a copy has its size. Another size costs about as
 much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
-per layer get no padding."""
+per layer get no padding and no further copies."""
 
 FREE_BYTES = float(1 << 30)
 """Rows without a sequence keep at most so much memory of keys and values, for prompts that begin
@@ -156,7 +156,11 @@ class OpenVinoRunner(Runner):
             most_width=MOST_WIDTH if is_bounded else None,
         )
         built, self._memory = self._build(graph, model), graph.memory
-        most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8)
+        num_parameters = sum(one.numel() for one in model.parameters())
+        num_layers = len(model.model.layers)
+        wanted = num_layers * PARAMETERS_PER_LAYER // max(1, num_parameters)
+        self._most_padding = min(MOST_PADDING, wanted)
+        most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
         compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
         self.compiled = compiled[0]
@@ -165,9 +169,6 @@ class OpenVinoRunner(Runner):
         self._places = {one.any_name: i for i, one in enumerate(self.compiled.inputs)}
         """The index of each input. OpenVINO takes 2 us longer to find it."""
         self._hidden_size: int = model.config.hidden_size
-        num_parameters = sum(one.numel() for one in model.parameters())
-        wanted = len(model.model.layers) * PARAMETERS_PER_LAYER / num_parameters
-        self._most_padding = min(MOST_PADDING, int(wanted))
         self.cache = BlockCache(self.compiled, model, config)
         for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
             copy.request.set_tensor(name, tensor)
