@@ -33,6 +33,7 @@ CHAT = "/v1/chat/completions"
 TEXTS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 PART = {"type": "text", "text": "x"}
 TEXT, PART_X = "messages.0.content.0.text", "messages.0.content.0.x"
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -118,16 +119,27 @@ def test_several_prompts_and_echo() -> None:
         ({"functions": []}, "functions", "not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "auto"),
-        ({"tool_choice": "required"}, "tool_choice", "a function of tools"),
+        ({"tool_choice": "required"}, "tool_choice", "got 'required' without a function of tools"),
+        (
+            {"tools": [CUSTOM], "tool_choice": "required"},
+            "tool_choice",
+            "got 'required' without a function of tools",
+        ),
+        (
+            {"tools": [CUSTOM], "tool_choice": CUSTOM},
+            "tool_choice.type",
+            "got 'custom', must be 'function'",
+        ),
         (
             {
                 "tools": [TOOL],
                 "tool_choice": {"type": "function", "function": {"name": "other"}},
             },
             "tool_choice",
-            "a function of tools",
+            "got 'other', must be a function of tools",
         ),
-        ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "function"),
+        ({"tools": [CUSTOM, {"type": "retrieval"}]}, "tools.1.type", "function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "be given"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "text"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "with json_schema"),
         (
@@ -426,6 +438,15 @@ def test_tool_calls_are_parsed() -> None:
     choice = cut.post(CHAT, json=body).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"] == "".join(CALLS[:2])
+
+
+def test_custom_tools_are_skipped() -> None:
+    model = text_with(*CALLS)
+    body = WITH_TOOLS | {"stream": False, "tools": [CUSTOM, TOOL]}
+    (choice,) = tool_client(model).post(CHAT, json=body).json()["choices"]
+    assert [one["function"]["name"] for one in choice["message"]["tool_calls"]] == ["weather"]
+    told = PROMPTS.decode(model.asked[0]["input_ids"])
+    assert ("weather" in told, "patch" in told) == (True, False)
 
 
 def test_a_response_format_becomes_a_grammar() -> None:

@@ -273,7 +273,15 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
         "input.0.content.0.type",
         "'input_text' or 'output_text'",
     ),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools.1.name", "must be given"),
+    ({"tools": [{"type": 5}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"name": "f"}]}, "tools.0.type", "must be given"),
+    (
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        "tool_choice",
+        "got 'required' without a function of tools",
+    ),
+    ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "got 'web_search', must be"),
     ({"reasoning": {"x": 1}}, "reasoning.x", "not supported"),
     ({"guided_json": {}}, "guided_json", "/v1/chat/completions and /v1/completions"),
 ]
@@ -289,6 +297,26 @@ def test_wrong_fields_are_named(changed: dict[str, Any], param: str, part: str) 
     assert part in error["message"]
     assert error["message"].startswith(f"{param}: ")
     assert not model.asked
+
+
+def test_tools_that_the_server_cannot_run_are_skipped(prompts: Prompts) -> None:
+    """The request of an agent: Codex sends such tools, and metadata."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    tools = [
+        {"type": "web_search", "external_web_access": False},
+        TOOL | {"strict": False, "defer_loading": True},
+        {"type": "custom", "name": "apply_patch", "description": "x", "format": grammar},
+        {"type": "local_shell"},
+        {"type": "mcp", "server_label": "docs", "server_url": "http://x"},
+    ]
+    body = {"input": "Rome?", "tools": tools, "client_metadata": {"x": "y"}, "tool_choice": "auto"}
+    model = text_with(CALL)
+    found = http(model, prompts).post(URL, json=body).json()
+    assert [tool["name"] for tool in found["tools"]] == ["weather"]
+    assert [item["type"] for item in found["output"]] == ["function_call"]
+    told = prompts.decode(model.asked[0]["input_ids"])
+    assert "weather" in told
+    assert not any(word in told for word in ("apply_patch", "shell", "defer", "mcp"))
 
 
 def test_tool_choice_and_format_have_the_form_of_chats(monkeypatch: pytest.MonkeyPatch) -> None:

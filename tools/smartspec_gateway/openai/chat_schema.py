@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from smartspec_gateway.openai.schema import Body, Generation, Int32, few
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
@@ -33,6 +33,25 @@ class Function(Body):
 class Tool(Body):
     type: Literal["function"]
     function: Function
+
+
+class OtherTool(Body):
+    """A tool that this server cannot run. It is skipped."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+
+def _kind(tool: Any) -> str:
+    """OpenAI's chats have two types of tools. A type that is neither is an error."""
+    is_custom = isinstance(tool, dict) and tool.get("type") == "custom"
+    return "custom" if is_custom else "function"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("function")] | Annotated[OtherTool, Tag("custom")], Discriminator(_kind)
+]
 
 
 class CalledFunction(Body):
@@ -139,8 +158,8 @@ class ChatRequest(Generation, IgnoredInChats):
         le=MAX_TOP_LOG_PROBS,
         description="with logprobs: return this many of the most probable tokens at each position",
     )
-    tools: Annotated[list[Tool], few(MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may call"
+    tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
+        None, description="functions that the model may call. Those of the type custom are skipped"
     )
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
         None,
@@ -155,7 +174,8 @@ class ChatRequest(Generation, IgnoredInChats):
 
     @property
     def usable_tools(self) -> list[Tool]:
-        return [] if self.tool_choice == "none" else self.tools or []
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return [tool for tool in tools if isinstance(tool, Tool)]
 
     @property
     def must_call(self) -> bool:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.answers import Answer, Choice, events
-from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.chat_schema import ChatRequest, NamedTool
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.model import Fields, Model, Piece
@@ -83,7 +83,9 @@ class Endpoint:
 
     def _check_chat(self, asked: ChatRequest) -> None:
         if asked.must_call and not asked.callable_tools:
-            raise ApiError(400, "tool_choice: must be a function of tools", "tool_choice")
+            named = asked.tool_choice if isinstance(asked.tool_choice, NamedTool) else None
+            got = f"{named.function.name!r}, must be" if named else "'required' without"
+            raise ApiError(400, f"tool_choice: got {got} a function of tools", "tool_choice")
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
         return await self._answer(request, asked, self._of_completion)

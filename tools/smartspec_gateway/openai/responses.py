@@ -55,9 +55,10 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         raise ApiError(400, "input: must have a message", "input")
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning and asked.reasoning.effort
-    body["tools"] = asked.tools and [
-        {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-        for tool in asked.tools
+    own = {"type", "defer_loading"}
+    body["tools"] = [
+        {"type": "function", "function": tool.model_dump(exclude=own, exclude_none=True)}
+        for tool in asked.functions
     ]
     body["tool_choice"] = choice = asked.tool_choice
     if isinstance(choice, NamedTool):
@@ -221,7 +222,7 @@ class ResponseWriter:
             **{name: getattr(asked, name) for name in ECHOED},
             "reasoning": asked.reasoning and asked.reasoning.model_dump(),
             "text": {"format": format_of(asked)},
-            "tools": [tool.model_dump() for tool in asked.tools or []],
+            "tools": [tool.model_dump() for tool in asked.functions],
             "tool_choice": named or asked.tool_choice or "auto",
             "metadata": asked.metadata or {},
             "top_logprobs": 0,

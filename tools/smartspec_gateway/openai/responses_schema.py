@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, OtherTool
 from smartspec_gateway.openai.schema import Body, Int32, Sampling, few
 
 NAMES = {
@@ -105,6 +105,19 @@ class FunctionTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+def _kind(tool: Any) -> str:
+    """Agents list tools that run on OpenAI's servers, and their types become more."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return "other" if isinstance(kind, str) and kind != "function" else "function"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind),
+]
 
 
 class NamedTool(Body):
@@ -145,8 +158,8 @@ class ResponsesRequest(Sampling):
     max_output_tokens: Int32 | None = Field(
         None, ge=1, description="most tokens to generate; default: the rest of the context"
     )
-    tools: Annotated[list[FunctionTool], few(MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may call"
+    tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
+        None, description="functions that the model may call. Tools of other types are skipped"
     )
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
         None, description="as for chats. Default: auto"
@@ -172,6 +185,12 @@ class ResponsesRequest(Sampling):
     )
     top_logprobs: Literal[0] | None = Field(None, description="no log-probabilities")
     store: OnlyFalse = Field(None, description="only false: the server keeps no responses")
+    client_metadata: dict[str, Any] | None = Field(None, description="no effect")
     background: OnlyFalse = Field(None, description="only false")
     previous_response_id: NotGiven = Field(None, description="refused: see `input`")
     conversation: NotGiven = Field(None, description="refused: see `input`")
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the server can run."""
+        return [tool for tool in self.tools or [] if isinstance(tool, FunctionTool)]

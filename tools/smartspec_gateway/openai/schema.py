@@ -9,7 +9,7 @@ costs no more than a right one.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
@@ -81,6 +81,10 @@ class Body(BaseModel):
         if not isinstance(body, dict):
             return body
         given = {name: value for name, value in body.items() if value is not None}
+        kind = cls.model_fields.get("type")
+        kinds = get_args(kind.annotation) if kind else ()
+        if kinds and given.get("type") not in kinds:
+            return {"type": given["type"]} if "type" in given else {}  # the only error to report
         known = [field.alias or name for name, field in cls.model_fields.items()]
         unknown = next((name for name in given if name not in known), None)
         if unknown is not None and cls.model_config["extra"] == "forbid":

@@ -30,6 +30,7 @@ HIDDEN_PLACES = re.compile(r"(list|literal)\[.*|function-.*|constrained-.*|TextP
 """What pydantic adds to the place of an error for the members of a union."""
 
 ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
+ITEM_TYPES |= {"function", "custom", "other"}
 """It adds these, too, after the number of an item."""
 
 WORDS = {
