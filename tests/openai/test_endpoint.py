@@ -147,6 +147,30 @@ def test_several_prompts_and_echo() -> None:
             "response_format",
             "not together with guided_regex",
         ),
+        (
+            {"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]},
+            "structured_outputs.regex",
+            "not together with guided_choice",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, json_object, reg"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "length 1 or more"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object", "True"),
+        (
+            {"structured_outputs": {"json": {}, "structural_tag": "x"}},
+            "structured_outputs.structural_tag",
+            "is not supported; leave it out",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "is not supported; leave it out",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+            "must be False",
+        ),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
         ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
         ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
@@ -460,6 +484,18 @@ def test_a_response_format_becomes_a_grammar() -> None:
         ("guided_choice", ["a", "b"], "choice", ["a", "b"]),
         ("guided_regex", '"a"', "regex", "a"),
         ("guided_grammar", '"a"', "ebnf_grammar", "a"),
+        ("structured_outputs", {"json": schema, "regex": None}, "json_schema", schema),
+        ("structured_outputs", {"json": json.dumps(schema)}, "json_schema", schema),
+        ("structured_outputs", {"json_object": True}, "json_schema", {"type": "object"}),
+        ("structured_outputs", {"choice": ["a", "b"]}, "choice", ["a", "b"]),
+        ("structured_outputs", {"regex": '"a"'}, "regex", "a"),
+        ("structured_outputs", {"grammar": '"a"'}, "ebnf_grammar", "a"),
+        (
+            "structured_outputs",
+            {"json": schema, "disable_any_whitespace": True, "whitespace_pattern": None},
+            "json_schema",
+            schema,
+        ),
     ]
     for field, given, kind, guide in cases:
         model = Echo()
@@ -479,6 +515,7 @@ def test_an_error_of_a_grammar_names_the_clients_field() -> None:
     for body, field in (
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "x"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "x"}}, "structured_outputs.regex"),
         (WITH_TOOLS | {"tool_choice": "required"}, "tools"),
     ):
         answer = tool_client(Echo(error)).post(CHAT, json={"messages": HELLO, **body})

@@ -119,6 +119,7 @@ GUIDED: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a/b+"}, "a/bb"),
     ({"guided_regex": "a\\/b+"}, "a/bb"),
     ({"guided_choice": ["x", 'y"']}, 'y"'),
+    ({"structured_outputs": {"choice": ["x", "y"]}}, "y"),
 ]
 
 
