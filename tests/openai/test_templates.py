@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from standins import TINY, Echo
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
-from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.prompts import RESERVED, Prompts
 
 LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
 {% for t in tools %}{{ t | tojson }}
@@ -166,6 +169,32 @@ def test_what_a_template_refuses_is_the_clients_error(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"
     assert part in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_parameters_of_the_renderer_are_no_variables(name: str, tmp_path: Path) -> None:
+    body = {"messages": [USER], "chat_template_kwargs": {"x": 1, name: True}}
+    answer = client(tmp_path, GEMMA).post("/v1/chat/completions", json=body)
+    field = f"chat_template_kwargs.{name}"
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    message = f"{field}: is no variable of a chat template; leave it out"
+    assert answer.json()["error"]["message"] == message
+
+
+def test_all_parameters_of_the_renderer_are_reserved() -> None:
+    calls = (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template)
+    names = {name for call in calls for name in signature(call).parameters}
+    assert names - {"documents", "kwargs"} <= RESERVED
+
+
+def test_documents_are_a_variable(tmp_path: Path) -> None:
+    told = prompt(
+        tmp_path,
+        "{{ documents[0].text }}",
+        [USER],
+        chat_template_kwargs={"documents": [{"title": "a", "text": "b"}]},
+    )
+    assert told == "b"
 
 
 def test_arguments_that_a_model_broke_are_passed_on_as_an_object(tmp_path: Path) -> None:

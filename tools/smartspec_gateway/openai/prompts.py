@@ -19,6 +19,17 @@ from smartspec_gateway.openai.errors import ApiError
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
+RESERVED = frozenset(
+    (
+        *("self", "conversation", "conversations", "messages", "tools", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "sanitize_control_tokens"),
+    )
+)
+"""Names that are no variables of a chat template: parameters of what renders it. `documents` is
+both."""
+
 MAX_KNOWN_TOKENS = 1 << 15
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 CUT = "\ufdd0"
@@ -67,8 +78,12 @@ class Prompts:
     ) -> str:
         """The prompt, for `encode_chat`. Names of special tokens in messages and tools are cut.
 
-        Raises ApiError if the template refuses the messages or if there is none.
+        Raises ApiError if the template refuses the messages, if there is none, or for a variable
+        with a reserved name.
         """
+        if reserved := next((name for name in variables if name in RESERVED), None):
+            field = f"chat_template_kwargs.{reserved}"
+            raise ApiError(400, f"{field}: is no variable of a chat template; leave it out", field)
         template = self._templates.get("tool_use" if tools else "default")
         template = template or self._templates.get("default")
         if template is None:
