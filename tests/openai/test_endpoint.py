@@ -464,6 +464,27 @@ def test_tool_calls_are_parsed() -> None:
     assert choice["message"]["content"] == "".join(CALLS[:2])
 
 
+FIRST = '<tool_call>\n{"name": "weather", "arguments": {"a": 1}}'
+TWO = f"I look.\n{FIRST}\n</tool_call>\n{FIRST}\n</tool_call>"
+
+
+@pytest.mark.parametrize("num", range(1, len(TWO)))
+def test_a_call_that_is_cut_at_any_place(num: int) -> None:
+    """It is a call as soon as its JSON is complete, and text before that. Whole and streamed."""
+    ends = [found.end() for found in re.finditer(re.escape(FIRST), TWO)]
+    num_calls = sum(end <= num for end in ends)
+    rest = TWO[ends[0] + len("\n</tool_call>\n") : num] if num_calls == 1 else ""
+    content = "I look.\n" + rest if num_calls else TWO[:num]
+    asked = tool_client(text_with(*TWO[:num], reason="length"))
+    (whole,) = asked.post(CHAT, json=WITH_TOOLS | {"stream": False}).json()["choices"]
+    assert len(whole["message"].get("tool_calls", [])) == num_calls
+    assert (whole["message"]["content"], whole["finish_reason"]) == (content, "length")
+    found = events(asked.post(CHAT, json=WITH_TOOLS).text)
+    deltas = [one["choices"][0]["delta"] for one in found[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+    assert sum(len(delta.get("tool_calls", [])) for delta in deltas) == num_calls
+
+
 def test_custom_tools_are_skipped() -> None:
     model = text_with(*CALLS)
     body = WITH_TOOLS | {"stream": False, "tools": [CUSTOM, TOOL]}
