@@ -39,6 +39,12 @@ TEXT, PART_X = "messages.0.content.0.text", "messages.0.content.0.x"
 HELLO = [{"role": "user", "content": "Hello!"}]
 
 
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    """A `tool_choice`."""
+    found = list(tools or [{"type": "function", "function": {"name": "weather"}}])
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": found}}
+
+
 def client(model: Echo | None = None, **settings: Any) -> TestClient:
     given = Settings("smartspec", Limits(512), **settings)
     return TestClient(create_app(model or Echo(), PROMPTS, given))
@@ -128,7 +134,7 @@ def test_several_prompts_and_echo() -> None:
         (
             {"tools": [CUSTOM], "tool_choice": CUSTOM},
             "tool_choice.type",
-            "got 'custom', must be 'function'",
+            "got 'custom', must be 'function' or 'allowed_tools'",
         ),
         (
             {
@@ -170,6 +176,19 @@ def test_several_prompts_and_echo() -> None:
             {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
             "structured_outputs.disable_additional_properties",
             "must be False",
+        ),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "with type and allowed_tools"),
+        ({"tool_choice": allowed("x")}, "tool_choice.allowed_tools.mode", "'auto' or 'required'"),
+        ({"tool_choice": allowed("auto")}, "tool_choice", "got 'weather', must be a function of"),
+        (
+            {"tools": [TOOL], "tool_choice": allowed("required", CUSTOM)},
+            "tool_choice",
+            "got 'required' without a function of tools",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": allowed("required", {"type": "function"})},
+            "tool_choice.allowed_tools.tools.0.function",
+            "must be given",
         ),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
         ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
@@ -601,6 +620,17 @@ def test_a_named_function_is_the_only_one() -> None:
     assert "weather" not in model.asked[0]["guided_decoding_guide"]
     assert "{0,15}" not in model.asked[0]["guided_decoding_guide"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+def test_allowed_tools_that_are_required() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    body = {**WITH_TOOLS, "stream": False, "tools": [TOOL, other]}
+    model = text_with(*FORCED)
+    body["tool_choice"] = allowed("required")
+    (choice,) = tool_client(model).post(CHAT, json=body).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert "other" not in model.asked[0]["guided_decoding_guide"]
+    assert "{0,15}" in model.asked[0]["guided_decoding_guide"], "several calls"
 
 
 def test_tool_choice_none_leaves_text_as_it_is() -> None:

@@ -43,10 +43,14 @@ class OtherTool(Body):
     type: str
 
 
+def type_of(tool: Any) -> Any:
+    """Of the JSON of a tool, or of its object."""
+    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+
+
 def _kind(tool: Any) -> str:
     """OpenAI's chats have two types of tools. A type that is neither is an error."""
-    is_custom = isinstance(tool, dict) and tool.get("type") == "custom"
-    return "custom" if is_custom else "function"
+    return "custom" if type_of(tool) == "custom" else "function"
 
 
 AnyTool = Annotated[
@@ -124,6 +128,45 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+AnyNamed = Annotated[
+    Annotated[NamedTool, Tag("function")] | Annotated[OtherTool, Tag("custom")],
+    Discriminator(_kind),
+]
+
+
+class AllowedTools(Body):
+    """The functions of `tools` that the text may call. The model is told of the others, too."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AnyNamed], few(MAX_TOOLS)]
+
+
+class ToolChoice(Body):
+    """One function, or the allowed ones."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _has_its_field(self) -> ToolChoice:
+        if self.model_dump(exclude_none=True).keys() != {"type", self.type}:
+            raise ValueError(f"an object with type and {self.type}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Functions that the text may call."""
+        if self.allowed_tools is None:
+            return [self.function.name] if self.function else []
+        allowed = self.allowed_tools.tools
+        return [tool.function.name for tool in allowed if isinstance(tool, NamedTool)]
+
+    @property
+    def must_call(self) -> bool:
+        return self.allowed_tools is None or self.allowed_tools.mode == "required"
+
+
 class IgnoredInChats(Body):
     """Fields of chats that have no effect here."""
 
@@ -161,10 +204,11 @@ class ChatRequest(Generation, IgnoredInChats):
     tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
         None, description="functions that the model may call. Those of the type custom are skipped"
     )
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = Field(
         None,
         description="none: give the model no tools. required: the text is a call, or several. A "
-        "function: the text is a call of it. Default: auto",
+        "function: the text is a call of it. allowed_tools: as auto or required, but only some may "
+        "be called. Default: auto",
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
 
@@ -180,15 +224,21 @@ class ChatRequest(Generation, IgnoredInChats):
     @property
     def must_call(self) -> bool:
         """Whether the text can be nothing but tool calls."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        choice = self.tool_choice
+        return choice.must_call if isinstance(choice, ToolChoice) else choice == "required"
+
+    @property
+    def may_call_twice(self) -> bool:
+        is_named = isinstance(self.tool_choice, ToolChoice) and self.tool_choice.type == "function"
+        return self.parallel_tool_calls and not is_named
 
     @property
     def callable_tools(self) -> list[Tool]:
         """Those that the text may call."""
-        if isinstance(self.tool_choice, NamedTool):
-            name = self.tool_choice.function.name
-            return [tool for tool in self.usable_tools if tool.function.name == name]
-        return self.usable_tools
+        choice = self.tool_choice
+        if not isinstance(choice, ToolChoice):
+            return self.usable_tools
+        return [tool for tool in self.usable_tools if tool.function.name in choice.names]
 
     @property
     def guides(self) -> dict[str, tuple[str, str]]:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.answers import Answer, Choice, events
-from smartspec_gateway.openai.chat_schema import ChatRequest, NamedTool
+from smartspec_gateway.openai.chat_schema import ChatRequest, ToolChoice
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.model import Fields, Model, Piece
@@ -82,10 +82,15 @@ class Endpoint:
         return await self._answer(request, asked, self._of_chat)
 
     def _check_chat(self, asked: ChatRequest) -> None:
+        names = [tool.function.name for tool in asked.usable_tools]
+        wanted = asked.tool_choice.names if isinstance(asked.tool_choice, ToolChoice) else []
+        unknown = next((name for name in wanted if name not in names), None)
+        if unknown is not None:
+            message = f"tool_choice: got {unknown!r:.80}, must be a function of tools"
+            raise ApiError(400, message, "tool_choice")
         if asked.must_call and not asked.callable_tools:
-            named = asked.tool_choice if isinstance(asked.tool_choice, NamedTool) else None
-            got = f"{named.function.name!r}, must be" if named else "'required' without"
-            raise ApiError(400, f"tool_choice: got {got} a function of tools", "tool_choice")
+            message = "tool_choice: got 'required' without a function of tools"
+            raise ApiError(400, message, "tool_choice")
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
         return await self._answer(request, asked, self._of_completion)
@@ -232,8 +237,7 @@ class Endpoint:
         guides = asked.guides
         if isinstance(asked, ChatRequest) and asked.must_call:
             is_hermes = self.prompts.writes_hermes
-            may_repeat = asked.parallel_tool_calls and asked.tool_choice == "required"
-            grammar = call_grammar(asked.callable_tools, is_hermes, may_repeat)
+            grammar = call_grammar(asked.callable_tools, is_hermes, asked.may_call_twice)
             guides["tools"] = "ebnf_grammar", grammar
         if len(guides) > 1:
             first, second, *_ = guides

@@ -27,6 +27,7 @@ from smartspec_gateway.openai.responses_schema import (
     NamedTool,
     ResponsesRequest,
     Text,
+    ToolChoice,
 )
 from smartspec_gateway.openai.schema import Ignored, Sampling
 from smartspec_gateway.openai.validation import off_loop, validated
@@ -61,8 +62,8 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         for tool in asked.functions
     ]
     body["tool_choice"] = choice = asked.tool_choice
-    if isinstance(choice, NamedTool):
-        body["tool_choice"] = {"type": choice.type, "function": {"name": choice.name}}
+    if isinstance(choice, ToolChoice):
+        body["tool_choice"] = _tool_choice(choice)
     schema = format_of(asked)
     kind = schema.pop("type")
     if kind == "text" and schema:
@@ -71,6 +72,15 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
     if kind != "text":
         body["response_format"] = {"type": kind, **({"json_schema": schema} if schema else {})}
     return validated(ChatRequest, body)
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    """As chats have it."""
+    if choice.type == "function":
+        return {"type": choice.type, "function": {"name": choice.name}}
+    names = [tool.name for tool in choice.tools or [] if isinstance(tool, NamedTool)]
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": choice.type, "allowed_tools": {"mode": choice.mode, "tools": tools}}
 
 
 def format_of(asked: ResponsesRequest) -> dict[str, Any]:
@@ -202,7 +212,8 @@ class ResponseWriter:
     ) -> None:
         """num_prompt: tokens. choice: a new one. encode: counts the tokens of reasoning."""
         self._choice, self._encode = choice, encode
-        named = isinstance(asked.tool_choice, NamedTool) and asked.tool_choice.model_dump()
+        chosen = asked.tool_choice
+        named = isinstance(chosen, ToolChoice) and chosen.model_dump(exclude_none=True)
         self._num_prompt, self._num_tokens, self._num_cached = num_prompt, 0, 0
         self._output: list[dict[str, Any]] = []
         self._open: OpenItem | OpenCall | None = None

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, OtherTool
+from smartspec_gateway.openai.chat_schema import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    OtherTool,
+    type_of,
+)
 from smartspec_gateway.openai.schema import Body, Int32, Sampling, few
 
 NAMES = {
@@ -110,7 +116,7 @@ class FunctionTool(Body):
 
 def _kind(tool: Any) -> str:
     """Agents list tools that run on OpenAI's servers, and their types become more."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
+    kind = type_of(tool)
     return "other" if isinstance(kind, str) and kind != "function" else "function"
 
 
@@ -123,6 +129,28 @@ AnyTool = Annotated[
 class NamedTool(Body):
     type: Literal["function"]
     name: str
+
+
+AnyNamed = Annotated[
+    Annotated[NamedTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind),
+]
+
+
+class ToolChoice(Body):
+    """One function, or the allowed ones."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[AnyNamed], few(MAX_TOOLS)] | None = None
+
+    @model_validator(mode="after")
+    def _has_its_fields(self) -> ToolChoice:
+        own = ("name",) if self.type == "function" else ("mode", "tools")
+        if self.model_dump(exclude_none=True).keys() != {"type", *own}:
+            raise ValueError(f"an object with type and {' and '.join(own)}")
+        return self
 
 
 class Format(Body):
@@ -161,7 +189,7 @@ class ResponsesRequest(Sampling):
     tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
         None, description="functions that the model may call. Tools of other types are skipped"
     )
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = Field(
         None, description="as for chats. Default: auto"
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
