@@ -177,6 +177,11 @@ def test_several_prompts_and_echo() -> None:
             "structured_outputs.disable_additional_properties",
             "must be False",
         ),
+        (
+            {"continue_final_message": True},
+            "add_generation_prompt",
+            "got True, must be false with continue_final_message",
+        ),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "with type and allowed_tools"),
         ({"tool_choice": allowed("x")}, "tool_choice.allowed_tools.mode", "'auto' or 'required'"),
         ({"tool_choice": allowed("auto")}, "tool_choice", "got 'weather', must be a function of"),
@@ -716,6 +721,36 @@ def test_models_tokens_and_health() -> None:
     missing = asked.post(TEXTS, json={"prompt": "x", "model": "gpt"})
     assert missing.status_code == 404
     assert "'smartspec'" in missing.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "part"),
+    [
+        ({}, "prompt", "must be given, or messages"),
+        ({"prompt": "a", "messages": HELLO}, "prompt", "not together with messages"),
+        ({"prompt": "a", "tools": [TOOL]}, "tools", "only with messages"),
+        ({"messages": []}, "messages", "length 1 or more"),
+        ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens", "must be false"),
+        ({"messages": HELLO, "continue_final_message": True}, "add_generation_prompt", "must be"),
+        ({"messages": HELLO, "chat_template": "x"}, "chat_template", "chat_template_kwargs"),
+    ],
+)
+def test_what_cannot_be_tokenized(body: dict[str, Any], param: str, part: str) -> None:
+    answer = client().post("/tokenize", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert part in answer.json()["error"]["message"]
+
+
+def test_tokens_of_messages_are_those_of_the_chat() -> None:
+    model = Echo()
+    asked = client(model)
+    asked.post(CHAT, json={"messages": HELLO})
+    tokens = asked.post("/tokenize", json={"messages": HELLO, "model": "smartspec"}).json()[
+        "tokens"
+    ]
+    assert tokens == model.asked[0]["input_ids"]
+    bare = {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True}
+    assert asked.post("/tokenize", json=bare).json()["token_strs"][0]
 
 
 def test_closing_the_pieces_cancels_all_requests() -> None:

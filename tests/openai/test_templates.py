@@ -142,11 +142,34 @@ CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any], str]] = [
 ]
 
 
+PREFIX = {"role": "assistant", "content": "Sure, "}
+OPEN = {"add_generation_prompt": False, "continue_final_message": True}
+CASES += [
+    (
+        LLAMA3,
+        [USER, PREFIX],
+        OPEN,
+        f"<|b|>{H}user<|/h|>Hi there{E}{H}assistant<|/h|>Sure,",  # the template trims
+    ),
+    (
+        QWEN,
+        [USER, PREFIX],
+        OPEN | {"tools": [TOOL]},
+        f"<|im_start|>system\n<tools>{json.dumps(TOOL)}</tools><|im_end|>\n"
+        "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\nSure, ",
+    ),
+]
+
+
 @pytest.mark.parametrize(("template", "messages", "more", "expected"), CASES)
 def test_prompts(
     template: str, messages: list[Any], more: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     assert prompt(tmp_path, template, messages, **more) == expected
+    body = {"messages": messages, "return_token_strs": True, **more}
+    found = client(tmp_path, template).post("/tokenize", json=body).json()
+    assert Prompts(tmp_path).decode(found["tokens"]) == expected
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
 
 
 @pytest.mark.parametrize(

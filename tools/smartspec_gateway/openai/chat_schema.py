@@ -84,12 +84,16 @@ class Message(Body):
     content: str | Parts | None = None
     tool_calls: ToolCalls | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """Parts of text become lines, because many templates take only strings."""
-        found = self.model_dump(exclude_none=True)
+    @property
+    def text(self) -> str:
+        """Parts become lines, because many templates take only strings."""
         if isinstance(self.content, list):
-            found["content"] = "\n".join(part.text for part in self.content)
-        return found
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+    def for_template(self) -> dict[str, Any]:
+        found = self.model_dump(exclude_none=True)
+        return found | ({} if self.content is None else {"content": self.text})
 
 
 class JsonSchema(Body):
@@ -167,6 +171,41 @@ class ToolChoice(Body):
         return self.allowed_tools is None or self.allowed_tools.mode == "required"
 
 
+Messages = Annotated[list[Message], few(MAX_MESSAGES)]
+
+
+class ChatPrompt(Body):
+    """Fields of which a chat template makes a prompt, beside the messages."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables for the chat template"
+    )
+    add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
+    continue_final_message: bool = Field(
+        False,
+        description="end the prompt inside of the last message, which the text continues; only "
+        "with add_generation_prompt false",
+    )
+    tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
+        None, description="functions that the model may call. Those of the type custom are skipped"
+    )
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """Those that the model is told of."""
+        return [tool for tool in self.tools or [] if isinstance(tool, Tool)]
+
+
+class TokenizeRequest(ChatPrompt):
+    """A text, or messages as in a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
 class IgnoredInChats(Body):
     """Fields of chats that have no effect here."""
 
@@ -177,19 +216,13 @@ class IgnoredInChats(Body):
     verbosity: str | None = Field(None, description="see max_tokens")
 
 
-class ChatRequest(Generation, IgnoredInChats):
+class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
     route = "/v1/chat/completions"
 
-    messages: Annotated[list[Message], few(MAX_MESSAGES)] = Field(
-        min_length=1, description="the conversation so far"
-    )
+    messages: Messages = Field(min_length=1, description="the conversation so far")
     max_completion_tokens: Int32 | None = Field(
         None, ge=1, description="newer name of max_tokens; give only one of them"
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="variables for the chat template"
-    )
-    add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
     response_format: ResponseFormat | None = Field(
         None,
         description="text, json_object or json_schema: the text follows the schema, on one line",
@@ -200,9 +233,6 @@ class ChatRequest(Generation, IgnoredInChats):
         ge=0,
         le=MAX_TOP_LOG_PROBS,
         description="with logprobs: return this many of the most probable tokens at each position",
-    )
-    tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may call. Those of the type custom are skipped"
     )
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = Field(
         None,
@@ -218,8 +248,7 @@ class ChatRequest(Generation, IgnoredInChats):
 
     @property
     def usable_tools(self) -> list[Tool]:
-        tools = [] if self.tool_choice == "none" else self.tools or []
-        return [tool for tool in tools if isinstance(tool, Tool)]
+        return [] if self.tool_choice == "none" else super().usable_tools
 
     @property
     def must_call(self) -> bool:

@@ -75,6 +75,7 @@ class Prompts:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt, for `encode_chat`. Names of special tokens in messages and tools are cut.
 
@@ -97,6 +98,7 @@ class Prompts:
                 tools=self._cut(list(tools)) or None,
                 chat_template=template,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 **{**self._special, **self._cut(dict(variables))},
             )
         except Exception as error:  # a template can raise anything
@@ -148,6 +150,10 @@ class Prompts:
             raise ApiError(400, f"{param}: got {max(tokens)}, must be in 0..{size - 1}", param)
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def strings(self, tokens: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
     def _token_bytes(self, token: int) -> bytes:
         """The bytes of a token in the middle of a text. Incomplete characters need the tokenizer's

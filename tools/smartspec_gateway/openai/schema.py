@@ -292,12 +292,6 @@ class CompletionRequest(Generation):
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
 
-class TokenizeRequest(Body):
-    model: str | None = None
-    prompt: str
-    add_special_tokens: bool = True
-
-
 class DetokenizeRequest(Body):
     model: str | None = None
     tokens: TokenIds
