@@ -87,7 +87,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "total_tokens": 28,
         "prompt_tokens_details": {"cached_tokens": 5},
     }
-    assert answer["speculative_decoding"] == {}
+    assert answer["metrics"] == {"speculative_decoding": {}}
 
 
 def test_streams_have_usage_as_asked_and_end_with_done() -> None:
@@ -98,6 +98,7 @@ def test_streams_have_usage_as_asked_and_end_with_done() -> None:
     assert two["choices"][0]["delta"] == {"content": " two"}
     assert two["choices"][0]["finish_reason"] == "stop"
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 3)
+    assert usage["metrics"] == {"speculative_decoding": {}}
     assert [found["usage"]["completion_tokens"] for found in (one, two)] == [1, 3]
     assert done == "[DONE]"
 

@@ -86,7 +86,7 @@ def test_a_text_becomes_a_response(prompts: Prompts) -> None:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": len(asked["input_ids"]) + 3,
     }
-    assert found.speculative_decoding == {}
+    assert found.metrics == {"speculative_decoding": {}}
 
 
 REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id

@@ -217,7 +217,7 @@ class ResponseWriter:
         self._num_prompt, self._num_tokens, self._num_cached = num_prompt, 0, 0
         self._output: list[dict[str, Any]] = []
         self._open: OpenItem | OpenCall | None = None
-        self._reasoning, self._metrics = "", "{}"
+        self._reasoning, self._metrics = "", ""
         self._num_events = 0
         self._response: dict[str, Any] = {
             "id": _new_id("resp"),
@@ -334,7 +334,7 @@ class ResponseWriter:
         size = len(self._reasoning)
         num_reasoning = len(await off_loop(size, self._encode, self._reasoning, False))
         is_cut = self._choice.finish_reason == "length"
-        changed = {
+        changed: dict[str, Any] = {
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "completed_at": None if is_cut else int(time.time()),
             "usage": {
@@ -344,8 +344,9 @@ class ResponseWriter:
                 "output_tokens_details": {"reasoning_tokens": num_reasoning},
                 "total_tokens": self._num_prompt + self._num_tokens,
             },
-            **json.loads(self._metrics),
         }
+        if self._metrics:
+            changed["metrics"] = json.loads(self._metrics)
         return self._state("incomplete" if is_cut else "completed", **changed)
 
     def _failed(self, error: ApiError) -> Iterator[Event]:

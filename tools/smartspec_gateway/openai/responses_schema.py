@@ -202,7 +202,7 @@ class ResponsesRequest(Sampling):
     )
     metadata: dict[str, Any] | None = Field(None, description="returned with the response")
     return_spec_metrics: Literal["none", "summary"] | None = Field(
-        None, description="add `speculative_decoding`: statistics of the response"
+        None, description="add `metrics.speculative_decoding`: statistics of the response"
     )
     stream_options: Obfuscation | None = Field(None, description="no effect")
     include: Annotated[list[Literal["reasoning.encrypted_content"]], few(1)] | None = Field(

@@ -194,7 +194,7 @@ class Generation(Sampling):
     stream_options: StreamOptions | None = Field(None, description="only with stream")
     return_spec_metrics: Literal["none", "summary", "detailed"] | None = Field(
         None,
-        description="add `speculative_decoding`: statistics of the first choice. detailed "
+        description="add `metrics.speculative_decoding`: statistics of the first choice. detailed "
         "adds counts of tokens, steps and drafts so far to each chunk",
     )
 
