@@ -74,6 +74,8 @@ class LoadRun:
         self._start_s = 0.0
         self._num_sent = 0
         self.timings: list[RequestTiming] = []
+        self.kinds: dict[str, Counter[str]] = {}
+        """Sums of the requests of each kind of prompt."""
         self.is_ended = False
 
     def start(self) -> None:
@@ -105,6 +107,8 @@ class LoadRun:
     def ended(self, exchange: Exchange) -> None:
         """Write the request's line at once, because a run may be stopped at any time."""
         self.timings.append(exchange.timing)
+        kind = self.kinds.setdefault(exchange.kind, Counter())
+        kind.update({"num_requests": 1, **exchange.counts})
         if self._lines is not None:
             self._lines.write(json.dumps(exchange.record()) + "\n")
             self._lines.flush()
@@ -245,7 +249,11 @@ def on_command_line(parser: LocustArgumentParser) -> None:
     add("--scenario", choices=list(SCENARIOS), default="steady", help="Number of users over time.")
     add("--workload", choices=WORKLOADS, default=MIXED, help="Workload of the prompts.")
     add("--model", default="", help="The served model: prompts get its chat template.")
-    add("--prompts", default="", help="Instead of --workload: a JSONL file, plain or ShareGPT.")
+    add(
+        "--prompts",
+        default="",
+        help="Instead of --workload: a JSONL file, plain, MT-bench or ShareGPT.",
+    )
     add("--max-tokens", type=int, default=128, help="Most tokens, for prompts without max_tokens.")
     add("--temperature", type=float, default=0.0, help="Sampling temperature; 0 is greedy.")
     add("--policy", default="", help="Policy of the requests; default: the server's.")
@@ -288,6 +296,6 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
     if options is not None and options.csv_prefix:
         # Locust writes its CSV files at this interval, but not at the end of a run.
         gevent.sleep(CSV_STATS_INTERVAL_SEC + 0.2)
-    timings = SseUser.load.timings
+    timings, kinds = SseUser.load.timings, SseUser.load.kinds
     errors = Counter(timing.error for timing in timings if timing.error)
-    print(json.dumps(summarise(timings) | {"errors": errors}), flush=True)
+    print(json.dumps(summarise(timings) | {"kinds": kinds, "errors": errors}), flush=True)

@@ -46,6 +46,19 @@ def test_prompts_of_files(tmp_path: Path) -> None:
     assert read_prompts(shared) == [Prompt("hi", kind="sharegpt")]
 
 
+def test_the_first_turn_of_a_question_is_its_prompt(tmp_path: Path) -> None:
+    """The layout of MT-bench and of Spec-Bench."""
+    path = tmp_path / "question.jsonl"
+    questions = [
+        {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x"]},
+        {"question_id": 241, "category": "translation", "turns": ["c"]},
+        {"turns": ["d"]},
+    ]
+    path.write_text("\n".join(map(json.dumps, questions)))
+    kinds = ("writing", "translation", "")
+    assert read_prompts(path) == [Prompt(t, kind=k) for t, k in zip("acd", kinds, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -54,6 +67,9 @@ def test_prompts_of_files(tmp_path: Path) -> None:
         ('{"prompt": ""}', "line 1: prompt: got"),
         ('{"prompt": "a"}\n{"text": "a"}', "line 2: unknown key"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens: got 0"),
+        ('{"turns": []}', "line 1: turns: got"),
+        ('{"turns": [5]}', "line 1: turns: got"),
+        ('{"turns": "a"}', "line 1: turns: got"),
         ('[{"conversations": []}]', "holds no prompt"),
         ('[{"conversations": [{"value": "hi"}]}]', "entry 1: 'from'"),
     ],

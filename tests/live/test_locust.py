@@ -46,6 +46,9 @@ def test_users_read_answers_as_they_come(narrow_server: TritonServer, tmp_path: 
     assert run.returncode == 0, run.stderr
     summary = json.loads(run.stdout.splitlines()[-1])
     assert (summary["num_finished"], summary["num_failed"], summary["num_tokens"]) == (6, 0, 144)
+    assert summary["kinds"].keys() == {"qa"}
+    assert summary["kinds"]["qa"]["num_requests"] == 6
+    assert summary["kinds"]["qa"]["num_output_tokens"] == 144
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"qa"}
     assert all(1 < len(line["chunk_s"]) <= 24 for line in lines)

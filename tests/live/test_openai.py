@@ -95,7 +95,7 @@ def test_own_fields(client: openai.OpenAI) -> None:
         temperature=0,
         extra_body={"speculation_policy": "fixed:2", "return_spec_metrics": "summary"},
     )
-    assert found.speculative_decoding["num_draft_tokens"] > 0
+    assert found.metrics["speculative_decoding"]["num_draft_tokens"] > 0
 
 
 def test_errors(client: openai.OpenAI) -> None:

@@ -33,9 +33,16 @@ CHAT = "/v1/chat/completions"
 TEXTS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 PART = {"type": "text", "text": "x"}
 TEXT, PART_X = "messages.0.content.0.text", "messages.0.content.0.x"
 HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    """A `tool_choice`."""
+    found = list(tools or [{"type": "function", "function": {"name": "weather"}}])
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": found}}
 
 
 def client(model: Echo | None = None, **settings: Any) -> TestClient:
@@ -80,7 +87,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "total_tokens": 28,
         "prompt_tokens_details": {"cached_tokens": 5},
     }
-    assert answer["speculative_decoding"] == {}
+    assert answer["metrics"] == {"speculative_decoding": {}}
 
 
 def test_streams_have_usage_as_asked_and_end_with_done() -> None:
@@ -91,6 +98,7 @@ def test_streams_have_usage_as_asked_and_end_with_done() -> None:
     assert two["choices"][0]["delta"] == {"content": " two"}
     assert two["choices"][0]["finish_reason"] == "stop"
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 3)
+    assert usage["metrics"] == {"speculative_decoding": {}}
     assert [found["usage"]["completion_tokens"] for found in (one, two)] == [1, 3]
     assert done == "[DONE]"
 
@@ -118,22 +126,75 @@ def test_several_prompts_and_echo() -> None:
         ({"functions": []}, "functions", "not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "auto"),
-        ({"tool_choice": "required"}, "tool_choice", "a function of tools"),
+        ({"tool_choice": "required"}, "tool_choice", "got 'required' without a function of tools"),
+        (
+            {"tools": [CUSTOM], "tool_choice": "required"},
+            "tool_choice",
+            "got 'required' without a function of tools",
+        ),
+        (
+            {"tools": [CUSTOM], "tool_choice": CUSTOM},
+            "tool_choice.type",
+            "got 'custom', must be 'function' or 'allowed_tools'",
+        ),
         (
             {
                 "tools": [TOOL],
                 "tool_choice": {"type": "function", "function": {"name": "other"}},
             },
             "tool_choice",
-            "a function of tools",
+            "got 'other', must be a function of tools",
         ),
-        ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "function"),
+        ({"tools": [CUSTOM, {"type": "retrieval"}]}, "tools.1.type", "function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "be given"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "text"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "with json_schema"),
         (
             {"response_format": {"type": "json_object"}, "guided_regex": "a"},
             "response_format",
             "not together with guided_regex",
+        ),
+        (
+            {"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]},
+            "structured_outputs.regex",
+            "not together with guided_choice",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, json_object, reg"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "length 1 or more"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object", "True"),
+        (
+            {"structured_outputs": {"json": {}, "structural_tag": "x"}},
+            "structured_outputs.structural_tag",
+            "is not supported; leave it out",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "is not supported; leave it out",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+            "must be False",
+        ),
+        (
+            {"continue_final_message": True},
+            "add_generation_prompt",
+            "got True, must be false with continue_final_message",
+        ),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "with type and allowed_tools"),
+        ({"tool_choice": allowed("x")}, "tool_choice.allowed_tools.mode", "'auto' or 'required'"),
+        ({"tool_choice": allowed("auto")}, "tool_choice", "got 'weather', must be a function of"),
+        (
+            {"tools": [TOOL], "tool_choice": allowed("required", CUSTOM)},
+            "tool_choice",
+            "got 'required' without a function of tools",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": allowed("required", {"type": "function"})},
+            "tool_choice.allowed_tools.tools.0.function",
+            "must be given",
         ),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
         ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
@@ -428,6 +489,36 @@ def test_tool_calls_are_parsed() -> None:
     assert choice["message"]["content"] == "".join(CALLS[:2])
 
 
+FIRST = '<tool_call>\n{"name": "weather", "arguments": {"a": 1}}'
+TWO = f"I look.\n{FIRST}\n</tool_call>\n{FIRST}\n</tool_call>"
+
+
+@pytest.mark.parametrize("num", range(1, len(TWO)))
+def test_a_call_that_is_cut_at_any_place(num: int) -> None:
+    """It is a call as soon as its JSON is complete, and text before that. Whole and streamed."""
+    ends = [found.end() for found in re.finditer(re.escape(FIRST), TWO)]
+    num_calls = sum(end <= num for end in ends)
+    rest = TWO[ends[0] + len("\n</tool_call>\n") : num] if num_calls == 1 else ""
+    content = "I look.\n" + rest if num_calls else TWO[:num]
+    asked = tool_client(text_with(*TWO[:num], reason="length"))
+    (whole,) = asked.post(CHAT, json=WITH_TOOLS | {"stream": False}).json()["choices"]
+    assert len(whole["message"].get("tool_calls", [])) == num_calls
+    assert (whole["message"]["content"], whole["finish_reason"]) == (content, "length")
+    found = events(asked.post(CHAT, json=WITH_TOOLS).text)
+    deltas = [one["choices"][0]["delta"] for one in found[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+    assert sum(len(delta.get("tool_calls", [])) for delta in deltas) == num_calls
+
+
+def test_custom_tools_are_skipped() -> None:
+    model = text_with(*CALLS)
+    body = WITH_TOOLS | {"stream": False, "tools": [CUSTOM, TOOL]}
+    (choice,) = tool_client(model).post(CHAT, json=body).json()["choices"]
+    assert [one["function"]["name"] for one in choice["message"]["tool_calls"]] == ["weather"]
+    told = PROMPTS.decode(model.asked[0]["input_ids"])
+    assert ("weather" in told, "patch" in told) == (True, False)
+
+
 def test_a_response_format_becomes_a_grammar() -> None:
     schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
@@ -439,6 +530,18 @@ def test_a_response_format_becomes_a_grammar() -> None:
         ("guided_choice", ["a", "b"], "choice", ["a", "b"]),
         ("guided_regex", '"a"', "regex", "a"),
         ("guided_grammar", '"a"', "ebnf_grammar", "a"),
+        ("structured_outputs", {"json": schema, "regex": None}, "json_schema", schema),
+        ("structured_outputs", {"json": json.dumps(schema)}, "json_schema", schema),
+        ("structured_outputs", {"json_object": True}, "json_schema", {"type": "object"}),
+        ("structured_outputs", {"choice": ["a", "b"]}, "choice", ["a", "b"]),
+        ("structured_outputs", {"regex": '"a"'}, "regex", "a"),
+        ("structured_outputs", {"grammar": '"a"'}, "ebnf_grammar", "a"),
+        (
+            "structured_outputs",
+            {"json": schema, "disable_any_whitespace": True, "whitespace_pattern": None},
+            "json_schema",
+            schema,
+        ),
     ]
     for field, given, kind, guide in cases:
         model = Echo()
@@ -458,6 +561,7 @@ def test_an_error_of_a_grammar_names_the_clients_field() -> None:
     for body, field in (
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "x"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "x"}}, "structured_outputs.regex"),
         (WITH_TOOLS | {"tool_choice": "required"}, "tools"),
     ):
         answer = tool_client(Echo(error)).post(CHAT, json={"messages": HELLO, **body})
@@ -522,6 +626,17 @@ def test_a_named_function_is_the_only_one() -> None:
     assert "weather" not in model.asked[0]["guided_decoding_guide"]
     assert "{0,15}" not in model.asked[0]["guided_decoding_guide"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+def test_allowed_tools_that_are_required() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    body = {**WITH_TOOLS, "stream": False, "tools": [TOOL, other]}
+    model = text_with(*FORCED)
+    body["tool_choice"] = allowed("required")
+    (choice,) = tool_client(model).post(CHAT, json=body).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert "other" not in model.asked[0]["guided_decoding_guide"]
+    assert "{0,15}" in model.asked[0]["guided_decoding_guide"], "several calls"
 
 
 def test_tool_choice_none_leaves_text_as_it_is() -> None:
@@ -607,6 +722,36 @@ def test_models_tokens_and_health() -> None:
     missing = asked.post(TEXTS, json={"prompt": "x", "model": "gpt"})
     assert missing.status_code == 404
     assert "'smartspec'" in missing.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "part"),
+    [
+        ({}, "prompt", "must be given, or messages"),
+        ({"prompt": "a", "messages": HELLO}, "prompt", "not together with messages"),
+        ({"prompt": "a", "tools": [TOOL]}, "tools", "only with messages"),
+        ({"messages": []}, "messages", "length 1 or more"),
+        ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens", "must be false"),
+        ({"messages": HELLO, "continue_final_message": True}, "add_generation_prompt", "must be"),
+        ({"messages": HELLO, "chat_template": "x"}, "chat_template", "chat_template_kwargs"),
+    ],
+)
+def test_what_cannot_be_tokenized(body: dict[str, Any], param: str, part: str) -> None:
+    answer = client().post("/tokenize", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert part in answer.json()["error"]["message"]
+
+
+def test_tokens_of_messages_are_those_of_the_chat() -> None:
+    model = Echo()
+    asked = client(model)
+    asked.post(CHAT, json={"messages": HELLO})
+    tokens = asked.post("/tokenize", json={"messages": HELLO, "model": "smartspec"}).json()[
+        "tokens"
+    ]
+    assert tokens == model.asked[0]["input_ids"]
+    bare = {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True}
+    assert asked.post("/tokenize", json=bare).json()["token_strs"][0]
 
 
 def test_closing_the_pieces_cancels_all_requests() -> None:

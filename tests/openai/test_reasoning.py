@@ -16,7 +16,7 @@ from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.reasoning import ReasoningParser, ends_in_reasoning
+from smartspec_gateway.openai.reasoning import ReasoningParser, ends_in_reasoning, is_open
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.grammar import GrammarCompiler
 
@@ -69,6 +69,8 @@ def test_what_is_certain_is_passed_on_at_once() -> None:
 def test_ends_of_prompts() -> None:
     assert ends_in_reasoning("<|assistant|><think>\n")
     assert not ends_in_reasoning("<think>\n\n</think>\n\n")
+    assert is_open("<think>a")
+    assert not is_open("<think>a</think>b")
 
 
 def client(folder: Path, model: Echo) -> TestClient:
@@ -95,6 +97,26 @@ def test_chats_have_their_reasoning_apart(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "reasoning", "content"),
+    [
+        ("Sure,", None, "<think>a</think>b"),
+        ("<think>I", "<think>a", "b"),
+        ("", "a", "b"),
+    ],
+)
+def test_an_answer_that_continues_a_message(
+    tmp_path: Path, prefix: str, reasoning: str | None, content: str
+) -> None:
+    """It can only begin with reasoning if the message is empty or ends inside of a block."""
+    talk = [*HELLO, {"role": "assistant", "content": prefix}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    asked = client(tmp_path, text_with("<think>a", "</think>b"))
+    answer = asked.post(CHAT, json={"messages": talk, **options}).json()
+    message = answer["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
+
+
 def test_a_call_after_reasoning_is_found(tmp_path: Path) -> None:
     """A call inside of the block is reasoning."""
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
@@ -119,6 +141,7 @@ GUIDED: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a/b+"}, "a/bb"),
     ({"guided_regex": "a\\/b+"}, "a/bb"),
     ({"guided_choice": ["x", 'y"']}, 'y"'),
+    ({"structured_outputs": {"choice": ["x", "y"]}}, "y"),
 ]
 
 

@@ -28,6 +28,7 @@ URL = "/v1/responses"
 CALL = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
 PARTS = ("<think>I need", " it.</think>\n", "I look.", CALL, CALL)
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+NAMED = {"type": "function", "name": "weather"}
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}{% endfor %}"
@@ -85,7 +86,7 @@ def test_a_text_becomes_a_response(prompts: Prompts) -> None:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": len(asked["input_ids"]) + 3,
     }
-    assert found.speculative_decoding == {}
+    assert found.metrics == {"speculative_decoding": {}}
 
 
 REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id
@@ -252,13 +253,17 @@ def test_errors_of_the_model() -> None:
     assert failed["output"][0]["content"][0]["text"] == "one"
 
 
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, NAMED]}
 SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({"store": True}, "store", "must be false: the server keeps no responses"),
     ({"background": True}, "background", "must be false: the server keeps no responses"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "must be left out: the server"),
     ({"conversation": "conv_1"}, "conversation", "must be left out: the server keeps no"),
     ({"top_logprobs": 2}, "top_logprobs", "must be 0"),
-    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "'function'"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "with type and mode and tools"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "an object with type and name"),
+    ({"tool_choice": ALLOWED | {"mode": "x"}}, "tool_choice.mode", "'auto' or 'required'"),
+    ({"tool_choice": ALLOWED}, "tool_choice", "got 'weather', must be a function of tools"),
     ({"tool_choice": "x"}, "tool_choice", "got 'x', must be 'auto', 'none' or 'required'"),
     ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
     ({"max_output_tokens": 600}, "max_output_tokens", "got 600, must be at most"),
@@ -273,7 +278,15 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
         "input.0.content.0.type",
         "'input_text' or 'output_text'",
     ),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools.1.name", "must be given"),
+    ({"tools": [{"type": 5}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"name": "f"}]}, "tools.0.type", "must be given"),
+    (
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        "tool_choice",
+        "got 'required' without a function of tools",
+    ),
+    ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "got 'web_search', must be"),
     ({"reasoning": {"x": 1}}, "reasoning.x", "not supported"),
     ({"guided_json": {}}, "guided_json", "/v1/chat/completions and /v1/completions"),
 ]
@@ -289,6 +302,45 @@ def test_wrong_fields_are_named(changed: dict[str, Any], param: str, part: str) 
     assert part in error["message"]
     assert error["message"].startswith(f"{param}: ")
     assert not model.asked
+
+
+def test_tools_that_the_server_cannot_run_are_skipped(prompts: Prompts) -> None:
+    """The request of an agent: Codex sends such tools, and metadata."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    tools = [
+        {"type": "web_search", "external_web_access": False},
+        TOOL | {"strict": False, "defer_loading": True},
+        {"type": "custom", "name": "apply_patch", "description": "x", "format": grammar},
+        {"type": "local_shell"},
+        {"type": "mcp", "server_label": "docs", "server_url": "http://x"},
+    ]
+    body = {"input": "Rome?", "tools": tools, "client_metadata": {"x": "y"}, "tool_choice": "auto"}
+    model = text_with(CALL)
+    found = http(model, prompts).post(URL, json=body).json()
+    assert [tool["name"] for tool in found["tools"]] == ["weather"]
+    assert [item["type"] for item in found["output"]] == ["function_call"]
+    told = prompts.decode(model.asked[0]["input_ids"])
+    assert "weather" in told
+    assert not any(word in told for word in ("apply_patch", "shell", "defer", "mcp"))
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_called(prompts: Prompts, mode: str) -> None:
+    other = TOOL | {"name": "time"}
+    choice = ALLOWED | {"mode": mode}
+    body = {"input": "Rome?", "tools": [TOOL, other], "tool_choice": choice}
+    model = text_with('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>')
+    found = http(model, prompts).post(URL, json=body).json()
+    assert [item["type"] for item in found["output"]] == ["function_call"]
+    assert found["tool_choice"] == choice
+    (asked,) = model.asked
+    assert "time" in prompts.decode(asked["input_ids"]), "the model is told of all"
+    guide = asked.get("guided_decoding_guide", "")
+    assert ("weather" in guide, "time" in guide) == (mode == "required", False)
+    model = text_with('<tool_call>{"name": "time", "arguments": {}}</tool_call>')
+    body["tool_choice"] = ALLOWED
+    found = http(model, prompts).post(URL, json=body).json()
+    assert [item["type"] for item in found["output"]] == ["message"], "a call of another is text"
 
 
 def test_tool_choice_and_format_have_the_form_of_chats(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from standins import TINY, Echo
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
-from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.prompts import RESERVED, Prompts
 
 LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
 {% for t in tools %}{{ t | tojson }}
@@ -139,11 +142,34 @@ CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any], str]] = [
 ]
 
 
+PREFIX = {"role": "assistant", "content": "Sure, "}
+OPEN = {"add_generation_prompt": False, "continue_final_message": True}
+CASES += [
+    (
+        LLAMA3,
+        [USER, PREFIX],
+        OPEN,
+        f"<|b|>{H}user<|/h|>Hi there{E}{H}assistant<|/h|>Sure,",  # the template trims
+    ),
+    (
+        QWEN,
+        [USER, PREFIX],
+        OPEN | {"tools": [TOOL]},
+        f"<|im_start|>system\n<tools>{json.dumps(TOOL)}</tools><|im_end|>\n"
+        "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\nSure, ",
+    ),
+]
+
+
 @pytest.mark.parametrize(("template", "messages", "more", "expected"), CASES)
 def test_prompts(
     template: str, messages: list[Any], more: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     assert prompt(tmp_path, template, messages, **more) == expected
+    body = {"messages": messages, "return_token_strs": True, **more}
+    found = client(tmp_path, template).post("/tokenize", json=body).json()
+    assert Prompts(tmp_path).decode(found["tokens"]) == expected
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
 
 
 @pytest.mark.parametrize(
@@ -166,6 +192,32 @@ def test_what_a_template_refuses_is_the_clients_error(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"
     assert part in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_parameters_of_the_renderer_are_no_variables(name: str, tmp_path: Path) -> None:
+    body = {"messages": [USER], "chat_template_kwargs": {"x": 1, name: True}}
+    answer = client(tmp_path, GEMMA).post("/v1/chat/completions", json=body)
+    field = f"chat_template_kwargs.{name}"
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    message = f"{field}: is no variable of a chat template; leave it out"
+    assert answer.json()["error"]["message"] == message
+
+
+def test_all_parameters_of_the_renderer_are_reserved() -> None:
+    calls = (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template)
+    names = {name for call in calls for name in signature(call).parameters}
+    assert names - {"documents", "kwargs"} <= RESERVED
+
+
+def test_documents_are_a_variable(tmp_path: Path) -> None:
+    told = prompt(
+        tmp_path,
+        "{{ documents[0].text }}",
+        [USER],
+        chat_template_kwargs={"documents": [{"title": "a", "text": "b"}]},
+    )
+    assert told == "b"
 
 
 def test_arguments_that_a_model_broke_are_passed_on_as_an_object(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,6 +243,37 @@ def test_hostile_grammars_harm_nobody(server: Server) -> None:
     assert same.tokens == expected.tokens
     for sink in found:
         assert sink.finish_reason or "guided_decoding_guide: " in str(sink.error), sink.error
+
+
+def test_a_deadline_holds_while_grammars_wait(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One grammar compiles until the test ends that, one waits with a deadline, one without. A
+    grammar that waited too long is not compiled."""
+    compiler, may_end, compiled = server.intake._grammars, threading.Event(), list[str]()
+    compiling = compiler._compile
+
+    def slow(kind: GuideType, guide: str) -> Any:
+        compiled.append(guide)
+        assert may_end.wait(60.0)
+        return compiling(kind, guide)
+
+    monkeypatch.setattr(compiler, "_compile", slow)
+    sinks = [LocalSink() for _ in range(4)]
+    deadlines = (30, 30, None, 1_000_000)
+    for number, (sink, deadline_ms) in enumerate(zip(sinks, deadlines, strict=True)):
+        fields: dict[str, Any] = {"guide_type": GuideType.REGEX, "guide": f"late{number}"}
+        server.submit(GenerateParams("x", 20, deadline_ms=deadline_ms, **fields), sink)
+    for sink in sinks[:2]:
+        sink.wait(60.0)
+        message = "deadline_ms: 30 ms passed before the first token"
+        assert sink.error == (ErrorCode.UNAVAILABLE, message)
+    may_end.set()
+    for sink in sinks[2:]:
+        sink.wait(60.0)
+    assert [sink.text for sink in sinks[2:]] == ["late2", "late3"]
+    assert compiled == ["late0", "late2", "late3"]
+    assert [sink.num_finals for sink in sinks] == [1, 1, 1, 1]
 
 
 def test_a_grammar_that_fails_later_fails_its_request_alone(server: Server) -> None:

@@ -228,6 +228,18 @@ def test_what_is_queued_at_a_stop_is_sent_and_what_is_open_fails(desk: Desk) -> 
     assert [sink.num_finals for sink in (ended, begun, refused)] == [1, 1, 1]
 
 
+def test_a_refusal_at_a_deadline_can_be_withdrawn(desk: Desk) -> None:
+    sinks = [LocalSink() for _ in range(3)]
+    late = [desk.responder.refuse(sink, ErrorCode.UNAVAILABLE, "late", 5.0) for sink in sinks]
+    assert desk.responder.withdraw(late[0])
+    desk.turn(4.9)
+    assert [sink.num_finals for sink in sinks] == [0, 0, 0]
+    desk.turn(0.2)
+    assert [sink.num_finals for sink in sinks] == [0, 1, 1]
+    assert sinks[1].error == (ErrorCode.UNAVAILABLE, "late")
+    assert [desk.responder.withdraw(one) for one in late] == [True, False, False]
+
+
 def test_a_refusal_is_delayed(desk: Desk) -> None:
     """The delay keeps Triton 2.51 alive."""
     sink = LocalSink()

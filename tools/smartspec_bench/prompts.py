@@ -1,9 +1,9 @@
-"""Prompts: of a workload by its name, or of a file in one of two formats.
+"""Prompts: of a workload by its name, or of a file in one of three formats.
 
 `chat`, `sql`, `summarize` and `qa` are real texts, `mixed` is all of them, and `tiny` has the
-documents that the shipped tiny pair was trained for. The formats of files are JSON lines, and
-ShareGPT's. In a ShareGPT conversation the first human turn is the prompt, because the model writes
-its own answer. Conversations without a human turn are left out.
+documents that the shipped tiny pair was trained for. The formats of files are JSON lines, those of
+MT-bench and Spec-Bench, and ShareGPT's. Of several turns the first one of the user is the prompt,
+because the model writes its own answer. Conversations without a human turn are left out.
 """
 
 from __future__ import annotations
@@ -88,13 +88,14 @@ def chat_template(model: Path | None) -> Callable[[str], str]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """A file of JSON lines, or of one JSON list, with entries of either format:
+    """A file of JSON lines, or of one JSON list, with entries of any format:
 
     - {"prompt": "..", "max_tokens": 64, "kind": ".."}, where only the first is required;
       `text_input` is another name for `prompt`
+    - {"turns": ["..", ..], "category": ".."} of MT-bench and Spec-Bench, with any other keys
     - ShareGPT's {"conversations": [{"from": "human", "value": ".."}, ..]}
 
-    Raises PromptFileError, which names the line or entry, if an entry has neither format or the
+    Raises PromptFileError, which names the line or entry, if an entry has none of them or the
     file has no entry.
     """
     place, found = str(path), []
@@ -123,6 +124,16 @@ def _prompt(entry: Any) -> Prompt | None:
         human = (turn["value"] for turn in turns if turn["from"] in HUMAN and turn["value"])
         text = next(human, None)
         return None if text is None else Prompt(str(text), kind="sharegpt")
+    if "turns" in entry:
+        turns, kind = entry["turns"], str(entry.get("category", ""))
+        if (
+            not isinstance(turns, list)
+            or not turns
+            or not isinstance(turns[0], str)
+            or not turns[0]
+        ):
+            raise ValueError(f"turns: got {turns!r:.80}, must be a list that begins with text")
+        return Prompt(turns[0], kind=kind)
     if unknown := entry.keys() - set(KEYS):
         raise ValueError(f"unknown key {min(unknown)!r}, known are {', '.join(KEYS)}")
     text, max_tokens = entry.get("prompt", entry.get("text_input")), entry.get("max_tokens")

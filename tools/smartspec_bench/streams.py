@@ -84,6 +84,12 @@ class Exchange:
         num_trials = num_accepted + num_rejected
         return num_accepted / num_trials if num_trials else None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The tokens of the answer, and the outputs of COUNTS."""
+        counts = {name: int(self.last.get(name, 0)) for name in COUNTS}
+        return {"num_output_tokens": self.num_tokens, **counts}
+
     def record(self) -> dict[str, Any]:
         """The line of the JSONL file; `simulate --record` reads it."""
         record: dict[str, Any] = {
@@ -93,9 +99,8 @@ class Exchange:
             "chunk_s": self.chunk_s,
             "chunk_tokens": self.chunk_tokens,
             "num_input_tokens": self.num_input_tokens,
-            "num_output_tokens": self.num_tokens,
             "finish_reason": self.last.get("finish_reason", ""),
-            **{name: self.last.get(name, 0) for name in COUNTS},
+            **self.counts,
             "error": self.error,
         }
         if (prob := self.accept_prob) is not None:

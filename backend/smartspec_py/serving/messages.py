@@ -80,7 +80,7 @@ class Reply:
 def spec_metrics(steps: Sequence[tuple[int, int]], num_spec_tokens: int, level: SpecMetrics) -> str:
     """Speculation statistics of one request, as a JSON document in vLLM's format.
 
-    AIPerf and other load generators read it from the root of a response. With
+    Answers of OpenAI's API have it as `metrics`, as in vLLM, where AIPerf reads it. With
     h = acceptance_histogram and n = num_spec_steps, readers may rely on: sum(h) = n;
     sum(j h[j]) = num_accepted_draft_tokens <= num_draft_tokens; len(h) = num_spec_tokens + 1;
     mean_acceptance_length = 1 + accepted / n, the target's own token included;

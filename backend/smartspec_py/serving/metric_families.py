@@ -76,6 +76,10 @@ ACCEPTED_AT = _counter(
     "Verifications that accepted at least so many drafts",
     "position",
 )
+ACCEPTANCE_LENGTH = _gauge(
+    "spec_decode_acceptance_length",
+    "Mean tokens per verification, including the target's own, in the last 0.25 s with any",
+)
 PROPOSED_LENGTHS = _histogram(
     "spec_decode_proposed_length_tokens",
     "Mean drafts per decoding sequence in a step; one step per 0.25 s",

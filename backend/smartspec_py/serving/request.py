@@ -29,6 +29,11 @@ class RequestError(Exception):
         self.code = code
 
 
+def late_message(deadline_ms: float) -> str:
+    """Why a request failed whose deadline passed."""
+    return f"deadline_ms: {deadline_ms:.0f} ms passed before the first token"
+
+
 class InvalidField(RequestError):
     """A field is outside its range; the message names the field, the value and the range."""
 

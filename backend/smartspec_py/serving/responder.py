@@ -12,8 +12,8 @@ import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import FinishReason, SequenceId
@@ -55,6 +55,17 @@ HEALTHY = Reply(GenerateParams("", 1), finish_reason=FinishReason.STOP)
 """The answer to a health check."""
 
 
+@dataclass(slots=True, eq=False)
+class Refusal:
+    """An error response that is sent at due_s."""
+
+    due_s: float
+    sink: Sink
+    code: ErrorCode
+    message: str
+    is_sent: bool = False
+
+
 class Responder:
     """Runs in its own thread between `start` and `stop`. `post` may be called from any thread."""
 
@@ -80,7 +91,8 @@ class Responder:
         self._watch = watch
         self._on_step = on_step
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        self._refusals: deque[tuple[float, Sink, ErrorCode, str]] = deque()  # first: when due
+        self._refusals: list[Refusal] = []
+        self._refusing = threading.Lock()
         self._open: dict[SequenceId, ResponseState] = {}
         self._failure: tuple[ErrorCode, str] | None = None
         self._next_check_s = 0.0
@@ -109,10 +121,23 @@ class Responder:
         """A `ResponseState` comes before the updates of its sequence."""
         self._queue.put(message)
 
-    def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
-        """Answer a request that is not served, REFUSAL_DELAY_S from now."""
-        due_s = self._clock() + REFUSAL_DELAY_S
-        self._queue.put(lambda: self._refusals.append((due_s, sink, code, message)))
+    def refuse(
+        self, sink: Sink, code: ErrorCode, message: str, due_s: float = -math.inf
+    ) -> Refusal:
+        """Answer a request that is not served, at due_s, but at least REFUSAL_DELAY_S from now."""
+        due_s = max(due_s, self._clock() + REFUSAL_DELAY_S)
+        refusal = Refusal(due_s, sink, code, message)
+        with self._refusing:
+            self._refusals.append(refusal)
+        self._queue.put(lambda: None)  # wakes the thread
+        return refusal
+
+    def withdraw(self, refusal: Refusal) -> bool:
+        """Do not send this refusal. False if it was sent."""
+        with self._refusing:
+            if refusal in self._refusals:
+                self._refusals.remove(refusal)
+            return not refusal.is_sent
 
     def answer(self, sink: Sink, reply: Callable[[], Reply]) -> None:
         """Answer a request that the loop never had. reply: called in the responder's thread."""
@@ -177,16 +202,21 @@ class Responder:
 
     def _wait_s(self) -> float | None:
         due_s = [self._next_check_s] if self._open else []
-        due_s += [self._refusals[0][0]] if self._refusals else []
+        with self._refusing:
+            due_s += [refusal.due_s for refusal in self._refusals]
         if self._meter.due_s is not None:
             due_s.append(self._meter.due_s)
         return max(0.0, min(due_s) - self._clock()) if due_s else None
 
     def _refuse_due(self, now_s: float) -> None:
-        while self._refusals and self._refusals[0][0] <= now_s:
-            _, sink, code, message = self._refusals.popleft()
-            self._meter.add_rejection(code)
-            _has_run(UNSENT, sink.fail, code, message)
+        with self._refusing:
+            due = [refusal for refusal in self._refusals if refusal.due_s <= now_s]
+            self._refusals = [refusal for refusal in self._refusals if refusal.due_s > now_s]
+            for refusal in due:
+                refusal.is_sent = True
+        for refusal in due:
+            self._meter.add_rejection(refusal.code)
+            _has_run(UNSENT, refusal.sink.fail, refusal.code, refusal.message)
 
     def _handle(self, updates: Iterable[Update]) -> None:
         """Process all updates first, then send.

@@ -16,7 +16,7 @@ from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, 
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
-from smartspec_py.serving.request import ErrorCode, Request, RequestState
+from smartspec_py.serving.request import ErrorCode, Request, RequestState, late_message
 from smartspec_py.serving.speculation import Speculation
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,7 @@ class Scheduler:
         now = self._clock()
         for request in self.batcher:
             if request.deadline_s is not None and now >= request.deadline_s:
-                allowed_ms = 1e3 * (request.deadline_s - request.arrival_s)
-                message = f"deadline_ms: {allowed_ms:.0f} ms passed before the first token"
+                message = late_message(1e3 * (request.deadline_s - request.arrival_s))
                 self._cut(request, FinishReason.DEADLINE, message)
 
     def check_engine(self, timeout_s: float) -> None:

@@ -26,8 +26,8 @@ from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Reply, Sink
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
-from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError
-from smartspec_py.serving.responder import HEALTHY, Responder
+from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError, late_message
+from smartspec_py.serving.responder import HEALTHY, Refusal, Responder
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepLog
 
@@ -192,30 +192,55 @@ class Server:
             self._receive(params, sink)
             return
         # A grammar may take a second to compile, and other requests do not wait for it.
+        arrival_s = self.intake.clock()
         if not self._may_wait.acquire(blocking=False):
             message = "too many requests wait for their grammars: try again later"
             raise RequestError(ErrorCode.UNAVAILABLE, message)
+        late = self._refusal_at_deadline(params, sink, arrival_s)
         try:
-            self._compiling.submit(self._receive_or_refuse, params, sink)
+            self._compiling.submit(self._receive_or_refuse, params, sink, arrival_s, late)
         except RuntimeError:
             self._may_wait.release()
-            raise RequestError(ErrorCode.UNAVAILABLE, SHUTTING_DOWN) from None
+            if late is None or self._responder.withdraw(late):
+                raise RequestError(ErrorCode.UNAVAILABLE, SHUTTING_DOWN) from None
 
-    def _receive_or_refuse(self, params: GenerateParams, sink: Sink) -> None:
+    def _refusal_at_deadline(
+        self, params: GenerateParams, sink: Sink, arrival_s: float
+    ) -> Refusal | None:
+        """What is sent if the deadline passes before the loop has the request."""
+        if params.deadline_ms is None:
+            return None
+        message, due_s = late_message(params.deadline_ms), arrival_s + params.deadline_ms / 1e3
+        return self._responder.refuse(sink, ErrorCode.UNAVAILABLE, message, due_s)
+
+    def _receive_or_refuse(
+        self, params: GenerateParams, sink: Sink, arrival_s: float, late: Refusal | None
+    ) -> None:
+        failure = None
         try:
-            self._receive(params, sink)
+            if late is None or not late.is_sent:
+                self._receive(params, sink, arrival_s, late)
         except RequestError as error:
-            self.refuse(sink, error)
+            failure = error
         except Exception as error:
             logger.exception("a request was not accepted")
-            self.refuse(sink, RequestError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"))
+            failure = RequestError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
         finally:
             self._may_wait.release()
+        if failure is not None and (late is None or self._responder.withdraw(late)):
+            self.refuse(sink, failure)
 
-    def _receive(self, params: GenerateParams, sink: Sink) -> None:
+    def _receive(
+        self,
+        params: GenerateParams,
+        sink: Sink,
+        arrival_s: float | None = None,
+        late: Refusal | None = None,
+    ) -> None:
         self._inbox.check_open()  # before tokenizing, so that a refusal costs little
-        request, response = self.intake.receive(params, sink)
-        self._inbox.put(request, lambda: self._responder.post(response))
+        request, response = self.intake.receive(params, sink, arrival_s)
+        if late is None or self._responder.withdraw(late):
+            self._inbox.put(request, lambda: self._responder.post(response))
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """Send the error of a failed `submit`, from the responder's thread."""

@@ -166,7 +166,9 @@ def live(
     workload: _Workload = MIXED,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", help='Own prompts: one {"prompt": ".."} per line, or ShareGPT.'),
+        typer.Option(
+            "--input", help='Own prompts: one {"prompt": ".."} per line, MT-bench, or ShareGPT.'
+        ),
     ] = None,
     rounds: Annotated[
         int, typer.Option(help="Number of repeats; 2 or more for intervals.", min=1)

@@ -55,7 +55,9 @@ def profile(
     settings: Changes = None,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", help='Own prompts: one {"prompt": ".."} per line, or ShareGPT.'),
+        typer.Option(
+            "--input", help='Own prompts: one {"prompt": ".."} per line, MT-bench, or ShareGPT.'
+        ),
     ] = None,
     prompts: Annotated[
         int, typer.Option(help="Prompts for measuring the acceptance rate.", min=1)

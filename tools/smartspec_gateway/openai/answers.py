@@ -171,8 +171,9 @@ class Answer:
         return f'{self._chunk_head}"choices": [], {json.dumps(self._totals())[1:]}\n\n'
 
     def _totals(self) -> dict[str, Any]:
-        """Token counts, and vLLM's document `speculative_decoding` if the model sent one."""
-        return {"usage": self._usage(), **json.loads(self._metrics or "{}")}
+        """Token counts, and vLLM's document `metrics` if the model sent one."""
+        metrics = {"metrics": json.loads(self._metrics)} if self._metrics else {}
+        return {"usage": self._usage(), **metrics}
 
     def _usage(self) -> dict[str, Any]:
         return {

@@ -14,13 +14,13 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.chat_schema import ChatRequest, TokenizeRequest
 from smartspec_gateway.openai.endpoint import Endpoint, Settings
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.prompts import PromptError, Prompts
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
-from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest
 from smartspec_gateway.openai.validation import body_schema, read
 from smartspec_gateway.triton import Triton
 from smartspec_launch.gateway import OpenAi

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from smartspec_gateway.openai.schema import Body, Generation, Int32, few
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
@@ -35,6 +35,29 @@ class Tool(Body):
     function: Function
 
 
+class OtherTool(Body):
+    """A tool that this server cannot run. It is skipped."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+
+def type_of(tool: Any) -> Any:
+    """Of the JSON of a tool, or of its object."""
+    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+
+
+def _kind(tool: Any) -> str:
+    """OpenAI's chats have two types of tools. A type that is neither is an error."""
+    return "custom" if type_of(tool) == "custom" else "function"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("function")] | Annotated[OtherTool, Tag("custom")], Discriminator(_kind)
+]
+
+
 class CalledFunction(Body):
     name: str
     arguments: str
@@ -61,12 +84,16 @@ class Message(Body):
     content: str | Parts | None = None
     tool_calls: ToolCalls | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """Parts of text become lines, because many templates take only strings."""
-        found = self.model_dump(exclude_none=True)
+    @property
+    def text(self) -> str:
+        """Parts become lines, because many templates take only strings."""
         if isinstance(self.content, list):
-            found["content"] = "\n".join(part.text for part in self.content)
-        return found
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+    def for_template(self) -> dict[str, Any]:
+        found = self.model_dump(exclude_none=True)
+        return found | ({} if self.content is None else {"content": self.text})
 
 
 class JsonSchema(Body):
@@ -105,6 +132,80 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+AnyNamed = Annotated[
+    Annotated[NamedTool, Tag("function")] | Annotated[OtherTool, Tag("custom")],
+    Discriminator(_kind),
+]
+
+
+class AllowedTools(Body):
+    """The functions of `tools` that the text may call. The model is told of the others, too."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AnyNamed], few(MAX_TOOLS)]
+
+
+class ToolChoice(Body):
+    """One function, or the allowed ones."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _has_its_field(self) -> ToolChoice:
+        if self.model_dump(exclude_none=True).keys() != {"type", self.type}:
+            raise ValueError(f"an object with type and {self.type}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Functions that the text may call."""
+        if self.allowed_tools is None:
+            return [self.function.name] if self.function else []
+        allowed = self.allowed_tools.tools
+        return [tool.function.name for tool in allowed if isinstance(tool, NamedTool)]
+
+    @property
+    def must_call(self) -> bool:
+        return self.allowed_tools is None or self.allowed_tools.mode == "required"
+
+
+Messages = Annotated[list[Message], few(MAX_MESSAGES)]
+
+
+class ChatPrompt(Body):
+    """Fields of which a chat template makes a prompt, beside the messages."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables for the chat template"
+    )
+    add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
+    continue_final_message: bool = Field(
+        False,
+        description="end the prompt inside of the last message, which the text continues; only "
+        "with add_generation_prompt false",
+    )
+    tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
+        None, description="functions that the model may call. Those of the type custom are skipped"
+    )
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """Those that the model is told of."""
+        return [tool for tool in self.tools or [] if isinstance(tool, Tool)]
+
+
+class TokenizeRequest(ChatPrompt):
+    """A text, or messages as in a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
 class IgnoredInChats(Body):
     """Fields of chats that have no effect here."""
 
@@ -115,19 +216,13 @@ class IgnoredInChats(Body):
     verbosity: str | None = Field(None, description="see max_tokens")
 
 
-class ChatRequest(Generation, IgnoredInChats):
+class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
     route = "/v1/chat/completions"
 
-    messages: Annotated[list[Message], few(MAX_MESSAGES)] = Field(
-        min_length=1, description="the conversation so far"
-    )
+    messages: Messages = Field(min_length=1, description="the conversation so far")
     max_completion_tokens: Int32 | None = Field(
         None, ge=1, description="newer name of max_tokens; give only one of them"
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="variables for the chat template"
-    )
-    add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
     response_format: ResponseFormat | None = Field(
         None,
         description="text, json_object or json_schema: the text follows the schema, on one line",
@@ -139,13 +234,11 @@ class ChatRequest(Generation, IgnoredInChats):
         le=MAX_TOP_LOG_PROBS,
         description="with logprobs: return this many of the most probable tokens at each position",
     )
-    tools: Annotated[list[Tool], few(MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may call"
-    )
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = Field(
         None,
         description="none: give the model no tools. required: the text is a call, or several. A "
-        "function: the text is a call of it. Default: auto",
+        "function: the text is a call of it. allowed_tools: as auto or required, but only some may "
+        "be called. Default: auto",
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
 
@@ -155,20 +248,26 @@ class ChatRequest(Generation, IgnoredInChats):
 
     @property
     def usable_tools(self) -> list[Tool]:
-        return [] if self.tool_choice == "none" else self.tools or []
+        return [] if self.tool_choice == "none" else super().usable_tools
 
     @property
     def must_call(self) -> bool:
         """Whether the text can be nothing but tool calls."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        choice = self.tool_choice
+        return choice.must_call if isinstance(choice, ToolChoice) else choice == "required"
+
+    @property
+    def may_call_twice(self) -> bool:
+        is_named = isinstance(self.tool_choice, ToolChoice) and self.tool_choice.type == "function"
+        return self.parallel_tool_calls and not is_named
 
     @property
     def callable_tools(self) -> list[Tool]:
         """Those that the text may call."""
-        if isinstance(self.tool_choice, NamedTool):
-            name = self.tool_choice.function.name
-            return [tool for tool in self.usable_tools if tool.function.name == name]
-        return self.usable_tools
+        choice = self.tool_choice
+        if not isinstance(choice, ToolChoice):
+            return self.usable_tools
+        return [tool for tool in self.usable_tools if tool.function.name in choice.names]
 
     @property
     def guides(self) -> dict[str, tuple[str, str]]:

@@ -15,13 +15,19 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.answers import Answer, Choice, events
-from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.chat_schema import (
+    ChatPrompt,
+    ChatRequest,
+    Message,
+    TokenizeRequest,
+    ToolChoice,
+)
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.model import Fields, Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.reasoning import END, ends_in_reasoning
+from smartspec_gateway.openai.reasoning import END, ends_in_reasoning, is_open
 from smartspec_gateway.openai.responses import ResponseWriter, chat_of, named_for_responses
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import (
@@ -29,7 +35,6 @@ from smartspec_gateway.openai.schema import (
     CompletionRequest,
     DetokenizeRequest,
     Generation,
-    TokenizeRequest,
 )
 from smartspec_gateway.openai.tools import call_grammar
 from smartspec_gateway.openai.validation import off_loop
@@ -82,8 +87,15 @@ class Endpoint:
         return await self._answer(request, asked, self._of_chat)
 
     def _check_chat(self, asked: ChatRequest) -> None:
+        names = [tool.function.name for tool in asked.usable_tools]
+        wanted = asked.tool_choice.names if isinstance(asked.tool_choice, ToolChoice) else []
+        unknown = next((name for name in wanted if name not in names), None)
+        if unknown is not None:
+            message = f"tool_choice: got {unknown!r:.80}, must be a function of tools"
+            raise ApiError(400, message, "tool_choice")
         if asked.must_call and not asked.callable_tools:
-            raise ApiError(400, "tool_choice: must be a function of tools", "tool_choice")
+            message = "tool_choice: got 'required' without a function of tools"
+            raise ApiError(400, message, "tool_choice")
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
         return await self._answer(request, asked, self._of_completion)
@@ -101,11 +113,28 @@ class Endpoint:
 
     async def tokenize(self, request: Request, asked: TokenizeRequest) -> dict[str, Any]:
         self.check_model(asked.model)
-        self._check_bytes("prompt", asked.prompt)
-        size = len(await request.body())
-        tokens = await off_loop(size, self.prompts.encode, asked.prompt, asked.add_special_tokens)
+        tokens = await off_loop(len(await request.body()), self._tokens, asked)
         most = self.settings.limits.context_len
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": most}
+        found = {"tokens": tokens, "count": len(tokens), "max_model_len": most}
+        return found | (
+            {"token_strs": self.prompts.strings(tokens)} if asked.return_token_strs else {}
+        )
+
+    def _tokens(self, asked: TokenizeRequest) -> list[int]:
+        text, messages = asked.prompt, asked.messages
+        if messages is not None:
+            if text is not None:
+                raise ApiError(400, "prompt: not together with messages", "prompt")
+            if asked.add_special_tokens:
+                name = "add_special_tokens"
+                raise ApiError(400, f"{name}: got True, must be false with messages", name)
+            return self._chat_prompt(messages, asked)[0]
+        if text is None:
+            raise ApiError(400, "prompt: must be given, or messages", "prompt")
+        if others := asked.model_fields_set & ChatPrompt.model_fields.keys():
+            raise ApiError(400, f"{min(others)}: only with messages", min(others))
+        self._check_bytes("prompt", text)
+        return self.prompts.encode(text, asked.add_special_tokens is not False)
 
     async def detokenize(self, request: Request, asked: DetokenizeRequest) -> dict[str, str]:
         self.check_model(asked.model)
@@ -131,7 +160,7 @@ class Endpoint:
         )
 
     def _of_chat(self, asked: ChatRequest) -> tuple[list[Fields], Answer]:
-        tokens, is_in_reasoning = self._chat_prompt(asked)
+        tokens, is_in_reasoning = self._chat_prompt(asked.messages, asked)
         choices = self._choices(asked, "messages", [tokens], is_in_reasoning)
         answer = Answer(
             asked, self.settings.name, [len(tokens)], (), self.prompts.token_bytes, is_in_reasoning
@@ -141,23 +170,32 @@ class Endpoint:
     def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], ResponseWriter, str]:
         chat = chat_of(asked)
         self._check_chat(chat)
-        tokens, is_in_reasoning = self._chat_prompt(chat)
+        tokens, is_in_reasoning = self._chat_prompt(chat.messages, chat)
         choices = self._choices(chat, "messages", [tokens], is_in_reasoning)
         choice = Choice.of(chat, is_in_reasoning)
         writer = ResponseWriter(asked, self.settings.name, len(tokens), choice, self.prompts.encode)
         return choices, writer, chat.guide_field
 
-    def _chat_prompt(self, asked: ChatRequest) -> tuple[list[int], bool | None]:
+    def _chat_prompt(
+        self, messages: Sequence[Message], asked: ChatPrompt
+    ) -> tuple[list[int], bool | None]:
         """The tokens, and whether they end in a reasoning block; None if the answer has none."""
+        if asked.continue_final_message and asked.add_generation_prompt:
+            name = "add_generation_prompt"
+            message = f"{name}: got True, must be false with continue_final_message"
+            raise ApiError(400, message, name)
         text = self.prompts.of_chat(
-            [message.for_template() for message in asked.messages],
+            [message.for_template() for message in messages],
             asked.chat_template_kwargs or {},
             asked.add_generation_prompt,
             [tool.model_dump(exclude_none=True) for tool in asked.usable_tools],
+            asked.continue_final_message,
         )
         self._check_bytes("messages", text)
         may_reason = self.prompts.has_reasoning and not text.rstrip().endswith(END)
         begins = ends_in_reasoning(text) if may_reason else None
+        if may_reason and asked.continue_final_message and (prefix := messages[-1].text):
+            begins = is_open(prefix) or None
         return self.prompts.encode_chat(text), begins
 
     def _of_completion(self, asked: CompletionRequest) -> tuple[list[Fields], Answer]:
@@ -230,8 +268,7 @@ class Endpoint:
         guides = asked.guides
         if isinstance(asked, ChatRequest) and asked.must_call:
             is_hermes = self.prompts.writes_hermes
-            may_repeat = asked.parallel_tool_calls and asked.tool_choice == "required"
-            grammar = call_grammar(asked.callable_tools, is_hermes, may_repeat)
+            grammar = call_grammar(asked.callable_tools, is_hermes, asked.may_call_twice)
             guides["tools"] = "ebnf_grammar", grammar
         if len(guides) > 1:
             first, second, *_ = guides

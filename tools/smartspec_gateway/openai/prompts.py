@@ -19,6 +19,17 @@ from smartspec_gateway.openai.errors import ApiError
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
+RESERVED = frozenset(
+    (
+        *("self", "conversation", "conversations", "messages", "tools", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "sanitize_control_tokens"),
+    )
+)
+"""Names that are no variables of a chat template: parameters of what renders it. `documents` is
+both."""
+
 MAX_KNOWN_TOKENS = 1 << 15
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 CUT = "\ufdd0"
@@ -64,11 +75,16 @@ class Prompts:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt, for `encode_chat`. Names of special tokens in messages and tools are cut.
 
-        Raises ApiError if the template refuses the messages or if there is none.
+        Raises ApiError if the template refuses the messages, if there is none, or for a variable
+        with a reserved name.
         """
+        if reserved := next((name for name in variables if name in RESERVED), None):
+            field = f"chat_template_kwargs.{reserved}"
+            raise ApiError(400, f"{field}: is no variable of a chat template; leave it out", field)
         template = self._templates.get("tool_use" if tools else "default")
         template = template or self._templates.get("default")
         if template is None:
@@ -82,6 +98,7 @@ class Prompts:
                 tools=self._cut(list(tools)) or None,
                 chat_template=template,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 **{**self._special, **self._cut(dict(variables))},
             )
         except Exception as error:  # a template can raise anything
@@ -133,6 +150,10 @@ class Prompts:
             raise ApiError(400, f"{param}: got {max(tokens)}, must be in 0..{size - 1}", param)
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def strings(self, tokens: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
     def _token_bytes(self, token: int) -> bytes:
         """The bytes of a token in the middle of a text. Incomplete characters need the tokenizer's

@@ -19,6 +19,11 @@ def ends_in_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(BEGIN)
 
 
+def is_open(text: str) -> bool:
+    """Whether this beginning of an answer ends inside of a block."""
+    return text.rfind(BEGIN) > text.rfind(END)
+
+
 class ReasoningParser:
     """Splits one text."""
 

@@ -27,6 +27,7 @@ from smartspec_gateway.openai.responses_schema import (
     NamedTool,
     ResponsesRequest,
     Text,
+    ToolChoice,
 )
 from smartspec_gateway.openai.schema import Ignored, Sampling
 from smartspec_gateway.openai.validation import off_loop, validated
@@ -55,13 +56,14 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         raise ApiError(400, "input: must have a message", "input")
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning and asked.reasoning.effort
-    body["tools"] = asked.tools and [
-        {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-        for tool in asked.tools
+    own = {"type", "defer_loading"}
+    body["tools"] = [
+        {"type": "function", "function": tool.model_dump(exclude=own, exclude_none=True)}
+        for tool in asked.functions
     ]
     body["tool_choice"] = choice = asked.tool_choice
-    if isinstance(choice, NamedTool):
-        body["tool_choice"] = {"type": choice.type, "function": {"name": choice.name}}
+    if isinstance(choice, ToolChoice):
+        body["tool_choice"] = _tool_choice(choice)
     schema = format_of(asked)
     kind = schema.pop("type")
     if kind == "text" and schema:
@@ -70,6 +72,15 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
     if kind != "text":
         body["response_format"] = {"type": kind, **({"json_schema": schema} if schema else {})}
     return validated(ChatRequest, body)
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    """As chats have it."""
+    if choice.type == "function":
+        return {"type": choice.type, "function": {"name": choice.name}}
+    names = [tool.name for tool in choice.tools or [] if isinstance(tool, NamedTool)]
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": choice.type, "allowed_tools": {"mode": choice.mode, "tools": tools}}
 
 
 def format_of(asked: ResponsesRequest) -> dict[str, Any]:
@@ -201,11 +212,12 @@ class ResponseWriter:
     ) -> None:
         """num_prompt: tokens. choice: a new one. encode: counts the tokens of reasoning."""
         self._choice, self._encode = choice, encode
-        named = isinstance(asked.tool_choice, NamedTool) and asked.tool_choice.model_dump()
+        chosen = asked.tool_choice
+        named = isinstance(chosen, ToolChoice) and chosen.model_dump(exclude_none=True)
         self._num_prompt, self._num_tokens, self._num_cached = num_prompt, 0, 0
         self._output: list[dict[str, Any]] = []
         self._open: OpenItem | OpenCall | None = None
-        self._reasoning, self._metrics = "", "{}"
+        self._reasoning, self._metrics = "", ""
         self._num_events = 0
         self._response: dict[str, Any] = {
             "id": _new_id("resp"),
@@ -221,7 +233,7 @@ class ResponseWriter:
             **{name: getattr(asked, name) for name in ECHOED},
             "reasoning": asked.reasoning and asked.reasoning.model_dump(),
             "text": {"format": format_of(asked)},
-            "tools": [tool.model_dump() for tool in asked.tools or []],
+            "tools": [tool.model_dump() for tool in asked.functions],
             "tool_choice": named or asked.tool_choice or "auto",
             "metadata": asked.metadata or {},
             "top_logprobs": 0,
@@ -322,7 +334,7 @@ class ResponseWriter:
         size = len(self._reasoning)
         num_reasoning = len(await off_loop(size, self._encode, self._reasoning, False))
         is_cut = self._choice.finish_reason == "length"
-        changed = {
+        changed: dict[str, Any] = {
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "completed_at": None if is_cut else int(time.time()),
             "usage": {
@@ -332,8 +344,9 @@ class ResponseWriter:
                 "output_tokens_details": {"reasoning_tokens": num_reasoning},
                 "total_tokens": self._num_prompt + self._num_tokens,
             },
-            **json.loads(self._metrics),
         }
+        if self._metrics:
+            changed["metrics"] = json.loads(self._metrics)
         return self._state("incomplete" if is_cut else "completed", **changed)
 
     def _failed(self, error: ApiError) -> Iterator[Event]:

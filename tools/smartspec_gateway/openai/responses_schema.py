@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from smartspec_gateway.openai.chat_schema import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    OtherTool,
+    type_of,
+)
 from smartspec_gateway.openai.schema import Body, Int32, Sampling, few
 
 NAMES = {
@@ -105,11 +111,46 @@ class FunctionTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+def _kind(tool: Any) -> str:
+    """Agents list tools that run on OpenAI's servers, and their types become more."""
+    kind = type_of(tool)
+    return "other" if isinstance(kind, str) and kind != "function" else "function"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind),
+]
 
 
 class NamedTool(Body):
     type: Literal["function"]
     name: str
+
+
+AnyNamed = Annotated[
+    Annotated[NamedTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind),
+]
+
+
+class ToolChoice(Body):
+    """One function, or the allowed ones."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[AnyNamed], few(MAX_TOOLS)] | None = None
+
+    @model_validator(mode="after")
+    def _has_its_fields(self) -> ToolChoice:
+        own = ("name",) if self.type == "function" else ("mode", "tools")
+        if self.model_dump(exclude_none=True).keys() != {"type", *own}:
+            raise ValueError(f"an object with type and {' and '.join(own)}")
+        return self
 
 
 class Format(Body):
@@ -145,10 +186,10 @@ class ResponsesRequest(Sampling):
     max_output_tokens: Int32 | None = Field(
         None, ge=1, description="most tokens to generate; default: the rest of the context"
     )
-    tools: Annotated[list[FunctionTool], few(MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may call"
+    tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
+        None, description="functions that the model may call. Tools of other types are skipped"
     )
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = Field(
         None, description="as for chats. Default: auto"
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
@@ -161,7 +202,7 @@ class ResponsesRequest(Sampling):
     )
     metadata: dict[str, Any] | None = Field(None, description="returned with the response")
     return_spec_metrics: Literal["none", "summary"] | None = Field(
-        None, description="add `speculative_decoding`: statistics of the response"
+        None, description="add `metrics.speculative_decoding`: statistics of the response"
     )
     stream_options: Obfuscation | None = Field(None, description="no effect")
     include: Annotated[list[Literal["reasoning.encrypted_content"]], few(1)] | None = Field(
@@ -172,6 +213,12 @@ class ResponsesRequest(Sampling):
     )
     top_logprobs: Literal[0] | None = Field(None, description="no log-probabilities")
     store: OnlyFalse = Field(None, description="only false: the server keeps no responses")
+    client_metadata: dict[str, Any] | None = Field(None, description="no effect")
     background: OnlyFalse = Field(None, description="only false")
     previous_response_id: NotGiven = Field(None, description="refused: see `input`")
     conversation: NotGiven = Field(None, description="refused: see `input`")
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the server can run."""
+        return [tool for tool in self.tools or [] if isinstance(tool, FunctionTool)]

@@ -9,7 +9,8 @@ costs no more than a right one.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
@@ -61,10 +62,6 @@ TokenLists = Annotated[list[TokenIds], few(MAX_CHOICES)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)
-
-
 def tensor(name: str, default: Any = None, **rules: Any) -> Any:
     """A field that becomes the tensor of this name, and has its meaning."""
     return Field(default, description=TENSORS[name].meaning, **rules)
@@ -81,6 +78,10 @@ class Body(BaseModel):
         if not isinstance(body, dict):
             return body
         given = {name: value for name, value in body.items() if value is not None}
+        kind = cls.model_fields.get("type")
+        kinds = get_args(kind.annotation) if kind else ()
+        if kinds and given.get("type") not in kinds:
+            return {"type": given["type"]} if "type" in given else {}  # the only error to report
         known = [field.alias or name for name, field in cls.model_fields.items()]
         unknown = next((name for name in given if name not in known), None)
         if unknown is not None and cls.model_config["extra"] == "forbid":
@@ -93,6 +94,45 @@ class StreamOptions(Body):
     include_usage: bool = Field(False, description="send the token counts in the last chunk")
     continuous_usage_stats: bool = Field(False, description="send them in every chunk, as vLLM")
     include_obfuscation: bool = Field(False, description="no effect")
+
+
+GUIDE_TYPES = {
+    "json": "json_schema",
+    "json_object": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "ebnf_grammar",
+}
+"""By the name that vLLM has for a kind of grammar, the type that the model has for it."""
+
+
+class StructuredOutputs(Body):
+    """vLLM's object with one grammar."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = Field(None, min_length=1)
+    choice: Texts | None = Field(None, min_length=1)
+    grammar: str | None = Field(None, min_length=1)
+    disable_any_whitespace: bool | None = Field(None, description="no effect: JSON is on one line")
+    disable_additional_properties: Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> StructuredOutputs:
+        if len(GUIDE_TYPES.keys() & self.model_dump(by_alias=True, exclude_none=True)) != 1:
+            raise ValueError(f"an object with exactly one of {', '.join(GUIDE_TYPES)}")
+        return self
+
+
+def _guides(prefix: str, given: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Type and text of each grammar that is given, by the name of its field."""
+    found = {}
+    for name, kind in GUIDE_TYPES.items():
+        if (value := given.get(name)) is not None:
+            value = {"type": "object"} if name == "json_object" else value
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            found[f"{prefix}{name}"] = kind, text
+    return found
 
 
 class Ignored(Body):
@@ -154,10 +194,14 @@ class Generation(Sampling):
     stream_options: StreamOptions | None = Field(None, description="only with stream")
     return_spec_metrics: Literal["none", "summary", "detailed"] | None = Field(
         None,
-        description="add `speculative_decoding`: statistics of the first choice. detailed "
+        description="add `metrics.speculative_decoding`: statistics of the first choice. detailed "
         "adds counts of tokens, steps and drafts so far to each chunk",
     )
 
+    structured_outputs: StructuredOutputs | None = Field(
+        None,
+        description="one of json, json_object, regex, choice and grammar: as guided_json and so on",
+    )
     guided_json: dict[str, Any] | str | None = Field(
         None, description="a JSON schema that the text follows, on one line"
     )
@@ -183,14 +227,10 @@ class Generation(Sampling):
     @property
     def guides(self) -> dict[str, tuple[str, str]]:
         """Type and text of each grammar, by the name of its field."""
-        schema, choice = self.guided_json, self.guided_choice
-        found = {
-            "guided_json": ("json_schema", schema if isinstance(schema, str) else _json(schema)),
-            "guided_regex": ("regex", self.guided_regex),
-            "guided_choice": ("choice", _json(choice)),
-            "guided_grammar": ("ebnf_grammar", self.guided_grammar),
-        }
-        return {name: (kind, text) for name, (kind, text) in found.items() if text is not None}
+        older = {name: getattr(self, f"guided_{name}", None) for name in GUIDE_TYPES}
+        newer = self.structured_outputs
+        inner = newer.model_dump(by_alias=True) if newer else {}
+        return _guides("guided_", older) | _guides("structured_outputs.", inner)
 
     @property
     def guide_field(self) -> str:
@@ -250,12 +290,6 @@ class CompletionRequest(Generation):
     def prompts(self) -> list[str | list[int]]:
         is_one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
-
-
-class TokenizeRequest(Body):
-    model: str | None = None
-    prompt: str
-    add_special_tokens: bool = True
 
 
 class DetokenizeRequest(Body):

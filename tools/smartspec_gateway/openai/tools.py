@@ -82,6 +82,8 @@ class ToolParser:
         body, end, rest = self._left[len(BEGIN) :].partition(END)
         if not end and not is_end:
             return None
+        if not end:  # the text was cut, maybe inside of END
+            body = body[: len(body) - overlap(body, END)]
         call = self._call(_read(body.strip(SPACE)))
         whole = self._left[: len(self._left) - len(rest)]
         self._left = rest

@@ -26,10 +26,11 @@ SHORT = 4096
 """Bytes of a body that is processed at once. A thread would cost more than the work."""
 
 IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-HIDDEN_PLACES = re.compile(r"(list|literal)\[.*|function-.*|constrained-.*|TextPart|NamedTool|str")
+HIDDEN_PLACES = re.compile(r"(list|literal)\[.*|function-.*|constrained-.*|TextPart|ToolChoice|str")
 """What pydantic adds to the place of an error for the members of a union."""
 
 ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
+ITEM_TYPES |= {"function", "custom", "other"}
 """It adds these, too, after the number of an item."""
 
 WORDS = {
