@@ -42,6 +42,9 @@ LONG_S = 0.2
 """If a pass takes longer, those with as many rows and tokens per row or more are timed only if they
 are among the first. Such passes are limited by arithmetic, so each token costs the same."""
 
+FEW_ROWS = 4
+"""Rows of a pass with drafts that is among the first."""
+
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -232,13 +235,11 @@ class _Timer:
         )
 
     def _pass_s(self, one: _Pass, is_first: bool) -> float:
-        if is_first:
+        if is_first or self._is_ready:
             # The first pass of a size is slower; of a long one, by a small share.
             seconds = self._engine.time_pass(*one)
-            if seconds > LONG_S:
+            if is_first and seconds > LONG_S:
                 return seconds
-        elif self._is_ready:
-            self._engine.time_pass(*one)
         if self._behind is None:
             return self._engine.time_pass(*one)
         self._behind.time_pass(1, 1, 0)
@@ -266,15 +267,24 @@ class _Target:
         most, longest = self._rows[-1], self._tokens[-1]
         doubled = [num for num in self._tokens if num in (1, 2, 4)] + [longest]
         one_row = [self._pass(1, num) for num in dict.fromkeys(doubled)]
-        # The largest batch shows the effect of context best: it reads the most keys and values.
-        self._at_shorter = self._pass(most, 1)._replace(context_len=self._shorter)
-        self._first = [*one_row, self._pass(most, 1), self._at_shorter]
+        # Large batches show the effect of context best: they read the most keys and values.
+        self._batch = self._pass(most, 1)
+        self._later = self._pass(min(FEW_ROWS, most), longest)
+        self._first = [*one_row, *self._with_shorter(self._batch), *self._with_shorter(self._later)]
         all_passes = [self._pass(r, num) for r in self._rows for num in self._tokens]
         by_size = sorted(all_passes, key=lambda one: (one.tokens_per_row > 1, one.num_tokens))
         self._passes = list(dict.fromkeys([*self._first, *by_size]))
 
     def _pass(self, batch_size: int, tokens_per_row: int) -> _Pass:
         return _Pass(batch_size, tokens_per_row, self._context_len)
+
+    def _with_shorter(self, one: _Pass) -> tuple[_Pass, _Pass]:
+        return one, one._replace(context_len=self._shorter)
+
+    def _saved_s(self, one: _Pass) -> float:
+        """Seconds that the pass takes less at the shorter context."""
+        known, shorter = (self._timer.best_s[each] for each in self._with_shorter(one))
+        return known - shorter
 
     def time_first(self) -> None:
         self._timer.time(self._first)
@@ -284,25 +294,13 @@ class _Target:
         for one in self._passes:
             if one in timer.best_s or not timer.is_long(one):
                 timer.time([one], is_over)
-        longest = self._most_later()
-        timer.time([longest, longest._replace(context_len=self._shorter)], is_over)
-
-    def _most_later(self) -> _Pass:
-        """The timed pass with the most tokens after the first of their rows."""
-        timed = [one for one in self._timer.best_s if one.context_len == self._context_len]
-        return max(timed, key=lambda one: one.num_tokens - one.batch_size)
 
     def table(self) -> PassTable:
-        best, most = self._timer.best_s, self._rows[-1]
         num_less = max(1, self._context_len - self._shorter)
-        saved_s = max(0.0, best[self._pass(most, 1)] - best[self._at_shorter])
-        context_s = saved_s / (most * num_less)
-        longest, context_token_s = self._most_later(), 0.0
-        at_shorter = longest._replace(context_len=self._shorter)
-        num_later = longest.num_tokens - longest.batch_size
-        if num_later and at_shorter in best:
-            saved_s = best[longest] - best[at_shorter] - context_s * longest.batch_size * num_less
-            context_token_s = max(0.0, saved_s) / (num_less * num_later)
+        context_s = max(0.0, self._saved_s(self._batch)) / (self._batch.batch_size * num_less)
+        num_later = self._later.num_tokens - self._later.batch_size
+        saved_s = self._saved_s(self._later) - context_s * self._later.batch_size * num_less
+        context_token_s = max(0.0, saved_s) / (num_less * max(1, num_later))
         seconds = self.seconds(context_s, context_token_s)
         grid = tuple(tuple(seconds[r, num] for num in self._tokens) for r in self._rows)
         return PassTable(
