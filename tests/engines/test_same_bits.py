@@ -7,7 +7,11 @@ compared, not tokens: texts differ only at near-ties, logits wherever a sum is i
 
 from __future__ import annotations
 
+import platform
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ from smartspec_py.engines.torch.target import TorchTarget
 
 MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 4, 16, 40
 GREEDY = SamplingParams()
+QEMU = shutil.which("qemu-x86_64")
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -231,6 +236,36 @@ def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
     expected = bytes_per_token(CONFIGS[kind], torch.device("cpu"), dtype, "u8")
     assert runner.bytes_per_token == expected
     check_bits(kind, dtype, "int8", kv_cache="u8")
+
+
+def test_a_few_passes_with_8_bit_weights() -> None:
+    """Some of more than 80 tokens, where a processor without VNNI would sum in another order."""
+    target, alone = (Recorder("llama", torch.float32, "int8") for _ in range(2))
+    run = RandomRun(target, Reference(alone), seed=2)
+    run.run(25)
+    assert run.num_checked > 50
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    QEMU is None or platform.machine() != "x86_64",
+    reason="qemu-x86_64 is missing: apt-get install qemu-user",
+)
+def test_a_few_passes_on_a_processor_with_avx2_only() -> None:
+    """An emulated one. OpenVINO then has other kernels than on most machines that run tests."""
+    test = f"{__file__}::{test_a_few_passes_with_8_bit_weights.__name__}"
+    command = [
+        str(QEMU),
+        "-cpu",
+        "Haswell",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:faulthandler",
+    ]
+    done = subprocess.run([*command, test], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def check_bits(

@@ -132,6 +132,7 @@ def test_a_message_is_answered_with_and_without_speculation(
                 assert state["drafts"] == int(state["accepted"]) > 0
                 assert state["bars"] > 0
                 assert "1.00 tokens per step" in state["withoutSpeculation"]
+                assert state["result"].endswith("The texts are the same.")
                 assert "times as fast. First token after " in state["result"]
                 assert state["turns"] == 2
                 assert state["width"] <= width
