@@ -64,3 +64,12 @@ def test_a_process_that_hangs_is_named_in_the_last_line(monkeypatch: pytest.Monk
     server: Any = Silent()
     assert foreground.watch(server, Console(file=shown)) == 1
     assert shown.getvalue() == "a line of the log\nThe gateway does not answer.\n"
+
+
+def test_the_line_of_a_ready_server_says_what_the_cache_may_take() -> None:
+    facts = {"model": "llama", "threads": 2, "context_len": 512, "cache_bytes": 3 << 29}
+    served = (
+        "Serving llama, 2 threads, context 512 tokens, KV cache up to 1.5 GiB, drafts from nothing"
+    )
+    assert foreground.served_text({**facts, "policy": "none"}) == f"{served}, policy none"
+    assert "KV cache" not in foreground.served_text({"model": "llama"})

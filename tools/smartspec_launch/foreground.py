@@ -72,13 +72,14 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
 
 def served_text(facts: Mapping[str, Any]) -> str:
     """One line that says what is served. facts: see `Beat.facts`."""
-    threads = facts.get("threads")
+    threads, cache_bytes = facts.get("threads"), facts.get("cache_bytes")
     words = {
         "model": facts.get("model"),
         "dtype": facts.get("dtype"),
         "runtime": facts.get("runtime"),
         "threads": threads and f"{threads} thread{'s' if threads > 1 else ''}",
         "context": f"context {facts.get('context_len')} tokens",
+        "cache": cache_bytes and f"KV cache up to {cache_bytes / 2**30:.1f} GiB",
         "drafts": f"drafts from {', '.join(facts.get('proposers', ())) or 'nothing'}",
         "policy": f"policy {facts.get('policy')}",
     }

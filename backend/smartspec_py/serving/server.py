@@ -100,11 +100,13 @@ class Server:
         logger.info("%s", _describe(engine, budget.capacity))
         self.facts: Mapping[str, Any] = {
             "context_len": self.intake.max_context_len,
+            "cache_bytes": budget.capacity,
             "proposers": list(engine.proposers),
             "policy": config.policy,
             **engine.facts,
         }
-        """What is served; `context_len`: prompt and generated tokens of one request."""
+        """What is served. `context_len`: prompt and generated tokens of one request. `cache_bytes`:
+        the most that keys and values of all requests may take."""
         new_loop = partial(
             StepLoop,
             engine.target,
