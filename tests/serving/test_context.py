@@ -133,6 +133,13 @@ def test_the_limit_of_a_container(
     assert context.left_in_groups(tmp_path) == expected
 
 
-@pytest.mark.parametrize(("served", "timed"), [(100, 50), (512, 256), (1024, 512), (2048, 512)])
-def test_passes_are_timed_at_no_more_than_512_tokens_of_context(served: int, timed: int) -> None:
-    assert build_torch._shape(LimitsConfig(max_context_len=served)).context_len == timed
+@pytest.mark.parametrize(
+    ("served", "bytes_per_token", "timed"),
+    [(100, 1000, 50), (512, 1000, 256), (2048, 1000, 512), (2048, 196_608, 170), (64, 1 << 40, 1)],
+)
+def test_the_context_of_timed_passes_is_bounded(
+    served: int, bytes_per_token: int, timed: int
+) -> None:
+    """Half of the context, at most 512 tokens, and at most 1 GiB: 32 rows of 170 x 192 KiB."""
+    limits = LimitsConfig(max_context_len=served, max_sequences=32)
+    assert build_torch._shape(limits, bytes_per_token).context_len == timed
