@@ -211,7 +211,7 @@ def test_only_the_same_models_on_the_same_machine_are_not_measured(
 
 
 @pytest.mark.parametrize(
-    ("factor", "is_kept"), [(1.3, False), (1.2, True), (1.0, True), (0.5, True)]
+    ("factor", "is_kept"), [(1.5, False), (1.4, True), (1.0, True), (0.5, True)]
 )
 def test_a_profile_of_a_busy_machine_is_measured_again(
     tmp_path: Path, factor: float, is_kept: bool

@@ -63,7 +63,7 @@ ready. If that is a smaller share of a pass, it is taken as 0."""
 CHANGE_S = 0.5
 """No more rounds of these passes start after so many seconds."""
 
-BUSY_FACTOR = 0.8
+BUSY_FACTOR = 0.7
 """A stored profile is measured again if one pass takes less than this share of its stored time:
 the machine was busy then. If it takes longer, the machine may be busy now, and live steps correct
 the costs."""
