@@ -184,6 +184,11 @@ def test_several_prompts_and_echo() -> None:
             "got True, must be false with continue_final_message",
         ),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "with type and allowed_tools"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+            "tool_choice.mode",
+            "is not supported; leave it out",
+        ),
         ({"tool_choice": allowed("x")}, "tool_choice.allowed_tools.mode", "'auto' or 'required'"),
         ({"tool_choice": allowed("auto")}, "tool_choice", "got 'weather', must be a function of"),
         (

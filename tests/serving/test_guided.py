@@ -171,6 +171,7 @@ def test_a_text_that_is_cut_says_so(server: Server) -> None:
     assert cut.num_tokens == 2
 
 
+LOOP = '{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'
 LENIENT = '{"format": "x", "x-guidance": {"lenient": true}, "type": "string"}'
 
 
@@ -186,6 +187,11 @@ LENIENT = '{"format": "x", "x-guidance": {"lenient": true}, "type": "string"}'
         ({"guide_type": GuideType.CHOICE, "guide": "[]"}, "guided_decoding_guide", "list of texts"),
         ({"guide": json.dumps({"$ref": "http://x.org/"})}, "guided_decoding_guide", "not fetch"),
         ({"guide": '{"$ref": "#"}'}, "guided_decoding_guide", "a grammar that works"),
+        (
+            {"guide": LOOP},
+            "guided_decoding_guide",
+            "the grammar cannot be followed (NoExtensionBias)",
+        ),
         ({"guide": LENIENT}, "guided_decoding_guide", "Unknown format: x"),
         ({"guide_type": GuideType.REGEX, "guide": "[^\\s\\S]"}, "guided_decoding_guide", "works"),
         (

@@ -112,8 +112,10 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def _short(reason: str) -> str:
-    """On one line, and not too long."""
+    """On one line, and not too long. For some grammars the library has a code and no sentence."""
     reason = " ".join(reason.split())
+    if " " not in reason:
+        reason = f"the grammar cannot be followed ({reason})"
     return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}.."
 
 

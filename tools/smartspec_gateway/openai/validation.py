@@ -110,11 +110,12 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) 
     return ApiError(400, message, name)
 
 
-def _depth(error: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
-    """A list that is too long had good elements up to its limit."""
-    places = error["loc"]
+def _depth(error: Mapping[str, Any]) -> tuple[bool, int, bool, list[int]]:
+    """A list that is too long had good elements up to its limit. An object with an unknown field
+    fits better than a type that is no object."""
+    places, kind = error["loc"], error["type"]
     numbers = [place for place in places if isinstance(place, int)]
-    return error["type"] == "too_long", len(places), numbers
+    return kind == "too_long", len(places), kind == "unknown", numbers
 
 
 def _name(error: Mapping[str, Any]) -> str:
