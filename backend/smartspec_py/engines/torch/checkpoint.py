@@ -73,12 +73,15 @@ QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 """Values of quantization_config that `quantized` reads, by its quant_method."""
 
-QUANTIZED_GROUP: dict[str, tuple[Any, ...]] = {
+QUANTIZED_GROUP = {"format": (None, *QUANTIZATIONS["compressed-tensors"]["format"])}
+"""The same of each of its config_groups."""
+
+QUANTIZED_WEIGHTS: dict[str, tuple[Any, ...]] = {
     "num_bits": (4, 8),
     "type": ("int",),
     "strategy": ("tensor", "channel", "group"),
 }
-"""The same of the weights of each of its config_groups."""
+"""The same of the weights of each group."""
 
 
 class ModelError(ValueError):
@@ -178,12 +181,19 @@ def check_quantization(name: str, folder: Path) -> None:
     settings = quantization(name, folder)
     if not settings:
         return
-    settings = settings if isinstance(settings, dict) else {}
+    settings = _dict(settings)
     method = str(settings.get("quant_method"))
     _check_settings(name, settings, {"quant_method": tuple(QUANTIZATIONS)})
     _check_settings(name, settings, QUANTIZATIONS[method])
-    for group in settings.get("config_groups", {}).values():
-        _check_settings(name, group["weights"], QUANTIZED_GROUP)
+    if method != "compressed-tensors":
+        return
+    for group in _dict(settings.get("config_groups")).values():
+        _check_settings(name, _dict(group), QUANTIZED_GROUP)
+        _check_settings(name, _dict(_dict(group).get("weights")), QUANTIZED_WEIGHTS)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _check_settings(
