@@ -16,12 +16,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import bpe_fields, write_gguf
+from gguf_files import bpe_fields, file_name, write_gguf
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from torch_models import VOCAB_SIZE, make_model, make_runner
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -141,6 +141,31 @@ def test_logits_are_those_of_the_original(
     folder = model_folder(tmp_path / "m.gguf")
     expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(PROMPT)
     found = load(replace(CONFIG, path=folder)).forward(PROMPT)
+    assert torch.equal(found.logits, expected.logits)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "left_out"),
+    [("llama", ""), ("llama", "attn_output.bias"), ("llama", "ffn_up.bias"), ("qwen3", "")],
+)
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_biases(
+    tmp_path: Path, model_type: str, left_out: str, load: Callable[[RunnerConfig], Any]
+) -> None:
+    """Where a file has no bias of a part, it is 0."""
+    settings = make_model("llama, grouped keys").config.to_dict() | {"attention_bias": True}
+    if model_type == "llama":
+        settings["mlp_bias"] = True
+    config = AutoConfig.for_model(**settings | {"model_type": model_type, "head_dim": 8})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(0, 0.3)
+            if left_out and file_name(name).endswith(left_out):
+                weight.zero_()
+    write_gguf(tmp_path / "m.gguf", model, few_fields(model.config.vocab_size), left_out=left_out)
+    expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(PROMPT)
+    found = load(replace(CONFIG, path=model_folder(tmp_path))).forward(PROMPT)
     assert torch.equal(found.logits, expected.logits)
 
 

@@ -26,6 +26,9 @@ TYPES = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("Q4_K", "Q5_K", "Q6_K"),
 )
+ZEROS = "zeros"
+"""The type of a tensor that the file does not have."""
+
 PARTS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -47,7 +50,14 @@ LAYER_PARTS = {
 """Names in a Transformers model, by those in the file."""
 
 QKV = ("attn_q", "attn_k", "attn_v")
-"""Parts that have biases in qwen2."""
+BIASES = {
+    "attention_bias": (*QKV, "attn_output"),
+    "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
+}
+"""Parts that may have biases, by the setting that gives a Transformers model all of them."""
+
+BIAS_SETTINGS = {"llama": tuple(BIASES), "qwen2": (), "qwen3": ("attention_bias",)}
+"""Those of each architecture. qwen2 always has biases of QKV."""
 
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, which Llama 3.1 and later have."""
@@ -80,6 +90,9 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         "rope_theta": of.number("rope.freq_base", 10_000.0, 10.0, 1e15),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
+    for setting in BIAS_SETTINGS[architecture]:
+        ends = tuple(f".{part}.bias" for part in BIASES[setting])
+        found[setting] = any(name.endswith(ends) for name in tensors)
     found["rope_scaling"] = _rope_scaling(of, found)
     if FACTORS in tensors and architecture == "llama":
         if found["rope_scaling"]:
@@ -170,7 +183,8 @@ def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[s
 def read_places(
     fields: Fields, config: Mapping[str, Any], num_tokens: int, tensors: Tensors
 ) -> dict[str, Any]:
-    """Where each parameter is. num_heads: of a tensor whose rows are permuted within each head.
+    """Where each parameter is. num_heads: of a tensor whose rows are permuted within each head. If
+    no layer has a bias of a part, it has none: the bias is 0.
 
     Raises ConfigError for tensors that are missing, left over, or of another type or shape.
     """
@@ -181,17 +195,22 @@ def read_places(
             "attn_q": config["num_attention_heads"],
             "attn_k": config["num_key_value_heads"],
         }
+    parts_with_bias = {name.split(".")[-2] for name in tensors if name.endswith(".bias")}
     left, places = dict(tensors), dict[str, Any]()
     for name, parameter, shape in _wanted(config, num_tokens):
-        tensor, part = left.pop(name, None), name.split(".")[-2]
-        if tensor is None:
+        *_, part, kind = name.split(".")
+        tensor = left.pop(name, None)
+        if tensor is not None:
+            _check_tensor(fields, name, tensor, shape)
+            places[parameter] = asdict(tensor)
+            if part in num_heads:
+                places[parameter]["num_heads"] = num_heads[part]
+        elif kind == "bias" and part not in parts_with_bias:
+            places[parameter] = {"type": ZEROS, "shape": shape}
+        else:
             raise ConfigError(
                 f"{fields.file} has no tensor {name}: convert or copy the model again"
             )
-        _check_tensor(fields, name, tensor, shape)
-        places[parameter] = asdict(tensor)
-        if part in num_heads:
-            places[parameter]["num_heads"] = num_heads[part]
     if architecture == "llama":
         left.pop(FACTORS, None)
     if left:
@@ -207,7 +226,9 @@ def _wanted(
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """The tensors of a Transformers model: name in the file, name of the parameter and shape."""
     shapes = _shapes(config)
-    biases = QKV if config["model_type"] == "qwen2" else ()
+    biases = {part for setting, parts in BIASES.items() if config.get(setting) for part in parts}
+    if config["model_type"] == "qwen2":
+        biases |= set(QKV)
     for part, parameter in PARTS.items():
         if part != "output" or not config["tie_word_embeddings"]:
             num_rows = () if part == "output_norm" else (num_tokens,)
