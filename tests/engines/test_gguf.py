@@ -169,6 +169,43 @@ def test_biases(
     assert torch.equal(found.logits, expected.logits)
 
 
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, None),
+        ({"llama.rope.scaling.type": "linear"}, None),
+        ({"llama.rope.scaling.factor": 0.0}, None),
+        ({"llama.rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"llama.rope.scale_linear": 2.0, "llama.rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        (YARN, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}),
+        (
+            {
+                **YARN,
+                "llama.rope.scaling.original_context_length": 512,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_beta_slow": 2.0,
+            },
+            {"original_max_position_embeddings": 512, "beta_fast": 16.0, "beta_slow": 2.0},
+        ),
+    ],
+)
+def test_rotary_scaling(
+    tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    write(tmp_path / "m.gguf", fields(), **changes)
+    found = load_config(replace(CONFIG, path=model_folder(tmp_path))).rope_parameters
+    expected = expected or {"rope_type": "default"}
+    assert {name: found.get(name) for name in expected} == expected
+
+
 def test_rotary_settings_of_llama_3(tmp_path: Path) -> None:
     """The file has the divisors of the frequencies only."""
     model = large_model(len(fields()["tokens"]))

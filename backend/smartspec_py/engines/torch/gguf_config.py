@@ -141,20 +141,25 @@ def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
 
 
 def _rope_scaling(of: Fields, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    kind = of.text("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind not in ("linear", "yarn"):
-        raise ConfigError(
-            f"{of.file} has rotary embeddings of the type {kind}, which cannot be read: use a "
-            "model with linear or yarn"
-        )
-    original = of.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
-    return {
-        "rope_type": kind,
-        "factor": of.number("rope.scaling.factor", None, 1.0, 1e6),
-        "original_max_position_embeddings": original,
+    """Without a type, a factor is linear. scale_linear is an old name of it, and 0 means 1."""
+    kind = of.text("rope.scaling.type", "linear")
+    old = of.number("rope.scale_linear", 0.0, 0.0, 1e6)
+    factor = of.number("rope.scaling.factor", old, 0.0, 1e6)
+    yarn = {
+        "original_max_position_embeddings": of.integer(
+            "rope.scaling.original_context_length", config["max_position_embeddings"]
+        ),
+        "beta_fast": of.number("rope.scaling.yarn_beta_fast", 32.0, 0.01, 1000.0),
+        "beta_slow": of.number("rope.scaling.yarn_beta_slow", 1.0, 0.01, 1000.0),
     }
+    if kind not in ("none", "linear", "yarn") or 0 < factor < 1:
+        raise ConfigError(
+            f"{of.file} has rotary embeddings of the type {kind} and the factor {factor}, which "
+            "cannot be read: use a model with linear or yarn and a factor of at least 1"
+        )
+    if kind == "none" or factor in (0.0, 1.0):
+        return None
+    return {"rope_type": kind, "factor": factor, **(yarn if kind == "yarn" else {})}
 
 
 def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[str, Any]:
