@@ -9,7 +9,8 @@ from typing import Any
 from smartspec_py.engines.torch.gguf_folder import INDEX
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""In the order in which Transformers looks for them; the index of shards has the same name."""
+"""In the order in which Transformers looks for them; the index of shards has the same name. Other
+files, such as consolidated.safetensors, are not read."""
 
 MODELS = {
     "apertus": "ApertusForCausalLM",
@@ -101,7 +102,7 @@ def check_files(name: str, folder: Path) -> None:
         if not source.is_file() or source.stat().st_size != index["size"]:
             raise ModelError(f"{name} was made of {source}, which has changed: give its path")
         return
-    files = _weight_files(name, folder)
+    files = weight_files(name, folder)
     if not files:
         raise ModelError(
             f"{name} has no weights (*.safetensors or *.bin): copy model.safetensors or "
@@ -117,17 +118,17 @@ def check_files(name: str, folder: Path) -> None:
         _check_length(name, folder / file)
 
 
-def _weight_files(name: str, folder: Path) -> list[str]:
+def weight_files(name: str, folder: Path) -> list[str]:
     """Names of the weight files; they may be missing."""
     for single in WEIGHTS:
+        if (folder / single).is_file():
+            return [single]
         index = read_json(name, folder, f"{single}.index.json")
         if index is not None:
             shards = index.get("weight_map")
             if not isinstance(shards, dict):
                 raise ModelError(f"{name} has a {single}.index.json without weight_map: replace it")
             return sorted(set(shards.values()))
-        if (folder / single).is_file():
-            return [single]
     return []
 
 
