@@ -189,7 +189,7 @@ def test_missing_and_damaged_files_are_named(
 
 
 def test_missing_directory_is_named(tmp_path: Path) -> None:
-    assert "is not a directory: give a local" in refusal(tmp_path / "nowhere", None)
+    assert "does not exist: give a local" in refusal(tmp_path / "nowhere", None)
 
 
 @pytest.mark.parametrize("single", ["model.safetensors", "pytorch_model.bin"])

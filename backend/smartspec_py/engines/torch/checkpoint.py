@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from smartspec_py.engines.torch.gguf_folder import INDEX
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """In the order in which Transformers looks for them; the index of shards has the same name. Other
 files, such as consolidated.safetensors, are not read."""
+
+HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHTS)
+_HEADS = "give the directory of an EAGLE-3 head or of Medusa heads"
 
 MODELS = {
     "apertus": "ApertusForCausalLM",
@@ -93,8 +97,9 @@ class ModelError(ValueError):
 def check_files(name: str, folder: Path) -> None:
     """Raise ModelError unless the directory has a configuration and complete weights."""
     if not folder.is_dir():
+        problem = "is a file, but not a GGUF file" if folder.exists() else "does not exist"
         raise ModelError(
-            f"{name} is not a directory: give a local Hugging Face model directory, or a GGUF file"
+            f"{name} {problem}: give a local Hugging Face model directory, or a GGUF file"
         )
     check_model(name, folder)
     if (index := read_json(name, folder, INDEX)) is not None:
@@ -152,6 +157,11 @@ def check_model(name: str, folder: Path) -> None:
     document = read_json(name, folder, "config.json")
     if document is None:
         raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
+    if is_eagle(document) or any(key.startswith("medusa_") for key in document):
+        raise ModelError(
+            f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
+            "that it was trained for as the target"
+        )
     kind, classes = document.get("model_type"), document.get("architectures") or []
     if kind not in MODELS or (classes and MODELS[kind] not in classes):
         raise ModelError(
@@ -167,6 +177,23 @@ def check_model(name: str, folder: Path) -> None:
                     f"config.json), which is not supported: use a model with one of these types: "
                     f"{', '.join(SERVED_ROTATIONS)}"
                 )
+
+
+def is_eagle(document: Mapping[str, Any]) -> bool:
+    """Whether this config.json describes an EAGLE or speculators head."""
+    names = [document.get("speculators_model_type", ""), *(document.get("architectures") or ())]
+    return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
+
+
+def check_heads(folder: Path) -> None:
+    """Raise ModelError unless the directory has a file with heads."""
+    if not folder.is_dir():
+        problem = "is not a directory" if folder.exists() else "does not exist"
+        raise ModelError(f"the directory of heads {folder} {problem}: {_HEADS}")
+    if not any((folder / file).is_file() for file in HEAD_FILES):
+        raise ModelError(
+            f"the directory of heads {folder} has none of {', '.join(HEAD_FILES)}: {_HEADS}"
+        )
 
 
 def _rotations(settings: Any) -> list[Any]:
