@@ -36,17 +36,17 @@ RUN python3 -m venv --without-pip /opt/smartspec \
     && install -d -o 1000 -g 1000 /var/cache/smartspec
 # Packages are installed before the source, so that a source change does not rebuild their layers.
 COPY pyproject.toml ./
-COPY deploy/image/requirements.py deploy/image/constraints.txt ./deploy/image/
+# pip checks the hash of every package but torch, which has a build for each kind of machine.
+COPY deploy/image/requirements.py deploy/image/locked.txt ./deploy/image/
+RUN python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir \
+        --no-deps --require-hashes -r deploy/image/locked.txt
 RUN python3 deploy/image/requirements.py torch > torch.txt \
     && python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-        -c deploy/image/constraints.txt -r torch.txt
-RUN python3 deploy/image/requirements.py project torch openvino > all.txt \
-    && python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir \
-        -c deploy/image/constraints.txt -r all.txt
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r torch.txt
 COPY --from=wheel /dist /dist
 RUN python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir --no-deps \
-        /dist/smartspec_py-*.whl
+        /dist/smartspec_py-*.whl \
+    && python3 -m pip --python /opt/smartspec/bin/python check
 # The stub of Triton's Python backend uses the packages of the first python3 on PATH.
 ENV PATH=/opt/smartspec/bin:$PATH \
     HF_HUB_OFFLINE=1 \

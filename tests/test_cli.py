@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
 PAIR = ROOT / "engines_build" / "tiny"
 TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
+HEAD = ROOT / "engines_build" / "smollm2"
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
@@ -81,7 +82,11 @@ NOWHERE = "/no/such/folder/file"
         ),
         ("serve --dtype int8", "--dtype: Input should be 'auto', 'float32'"),
         ("serve --kv-cache int8", "--kv-cache: Input should be 'auto' or 'u8'"),
-        ("serve --draft nowhere", "nowhere is not a directory"),
+        ("serve --draft nowhere", "nowhere does not exist: give a local Hugging Face model dir"),
+        (f"serve --model {__file__}", "test_cli.py is a file, but not a GGUF file: give a local"),
+        (f"serve --draft {HEAD}", "smollm2 is a head and not a model: give it as --heads"),
+        ("serve --heads nowhere", "nowhere does not exist: give the directory of an EAGLE-3 head"),
+        (f"serve --heads {HEAD.parent}", "engines_build has none of medusa_lm_head.safetensors, "),
         ("serve --http-port 8001 --grpc-port 8001", "the three ports must differ"),
         ("serve --grpc-port 70000", "be in 1..65535"),
         ("check --set engine.dtype=int4", "engine.dtype"),

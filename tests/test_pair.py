@@ -189,7 +189,7 @@ def test_missing_and_damaged_files_are_named(
 
 
 def test_missing_directory_is_named(tmp_path: Path) -> None:
-    assert "is not a directory: give a local" in refusal(tmp_path / "nowhere", None)
+    assert "does not exist: give a local" in refusal(tmp_path / "nowhere", None)
 
 
 @pytest.mark.parametrize("single", ["model.safetensors", "pytorch_model.bin"])
@@ -214,7 +214,8 @@ def test_truncated_weights_are_named(target: Path, length: int, is_sharded: bool
     name = "model.safetensors"
     if is_sharded:
         name = "b.safetensors"
-        index = {"weight_map": {"x": "model.safetensors", "y": name}}
+        (target / "model.safetensors").rename(target / "a.safetensors")
+        index = {"weight_map": {"x": "a.safetensors", "y": name}}
         (target / "model.safetensors.index.json").write_text(json.dumps(index))
     (target / name).write_bytes(whole[:length])
     said = refusal(target, None)

@@ -27,6 +27,16 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, kind: str, keys: tuple[s
     assert config.engine.paths() == {key: str(tmp_path.parent / key) for key in keys}
 
 
+def test_heads_are_not_read_as_a_gguf_file(tmp_path: Path) -> None:
+    """A message about the heads names what was given."""
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / "m.gguf").write_bytes(b"GGUF")
+    path = tmp_path / "engine.json"
+    path.write_text('{"engine": {"kind": "torch", "model": "nowhere", "heads": "heads"}}')
+    paths = with_absolute_paths(read_config(path), tmp_path).engine.paths()
+    assert paths == {"model": str(tmp_path / "nowhere"), "heads": str(tmp_path / "heads")}
+
+
 def test_the_default_place_of_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
     path = tmp_path / "engine.json"

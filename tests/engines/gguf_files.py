@@ -57,12 +57,14 @@ def write_gguf(
     tokenizer: Mapping[str, Any],
     kind: str = "F32",
     tensors: Mapping[str, Any] | None = None,
+    left_out: str = "",
     **changed: Any,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Write the model; returns what was written by the names of its parameters.
 
-    tokenizer: fields of `tokenizer.ggml`. kind: of the matrices. tensors: additional ones. changed:
-    other fields, or the architecture; None leaves out a field.
+    tokenizer: fields of `tokenizer.ggml`. kind: of the matrices. tensors: additional ones.
+    left_out: the end of names of tensors that the file has not. changed: other fields, or the
+    architecture; None leaves out a field.
     """
     config = model.config
     name = config.model_type
@@ -93,6 +95,8 @@ def write_gguf(
         add(key, value)
     written = {}
     for parameter, weight in model.named_parameters():
+        if left_out and file_name(parameter).endswith(left_out):
+            continue
         numbers = weight.detach().float().numpy()
         written[parameter] = numbers if numbers.ndim < 2 else stored(numbers, kind)
         found = written[parameter]

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import bpe_fields, write_gguf
+from gguf_files import bpe_fields, file_name, write_gguf
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from torch_models import VOCAB_SIZE, make_model, make_runner
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -29,7 +31,9 @@ from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
 from smartspec_py.engines.torch.build import build_torch
 from smartspec_py.engines.torch.checkpoint import ModelError, check_files
-from smartspec_py.engines.torch.gguf_folder import TYPES, model_folder
+from smartspec_py.engines.torch.gguf_config import TYPES
+from smartspec_py.engines.torch.gguf_folder import model_folder
+from smartspec_py.engines.torch.gguf_header import read_header
 from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import RunnerConfig, load_config, load_runner
@@ -89,10 +93,19 @@ def fields(name: str = "gpt-2") -> dict[str, Any]:
     return bpe_fields(trained(name).to_str(), name)
 
 
-def large_model() -> Any:
+def few_fields(num_tokens: int) -> dict[str, Any]:
+    """A tokenizer of so many tokens, which no text needs."""
+    tokens = ["a", "b", "ab", *(f"t{i}" for i in range(3, num_tokens))]
+    return {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": ["a b"]} | {
+        "token_type": [1] * num_tokens,
+        "eos_token_id": 0,
+    }
+
+
+def large_model(num_tokens: int) -> Any:
     """Rows of 256 numbers, as K types need."""
     config = LlamaConfig(
-        vocab_size=24,
+        vocab_size=num_tokens,
         hidden_size=256,
         intermediate_size=256,
         num_hidden_layers=1,
@@ -102,9 +115,14 @@ def large_model() -> Any:
     return AutoModelForCausalLM.from_config(config)
 
 
+def write(path: Path, tokenizer: dict[str, Any], kind: str = "F32", **changed: Any) -> Any:
+    model = large_model(len(tokenizer["tokens"]))
+    return write_gguf(path, model, tokenizer, kind, **changed)
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_values_are_those_of_the_reference_dequantisation(tmp_path: Path, kind: str) -> None:
-    written = write_gguf(tmp_path / "m.gguf", large_model(), fields(), kind)
+    written = write(tmp_path / "m.gguf", fields(), kind)
     found = file_tensors(model_folder(tmp_path))
     assert set(found) == set(written)
     for name, stored in written.items():
@@ -119,16 +137,78 @@ def test_logits_are_those_of_the_original(
     tmp_path: Path, kind: str, load: Callable[[RunnerConfig], Any]
 ) -> None:
     model = make_model(kind)
-    write_gguf(tmp_path / "m.gguf", model, fields())
+    write_gguf(tmp_path / "m.gguf", model, few_fields(model.config.vocab_size))
     folder = model_folder(tmp_path / "m.gguf")
     expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(PROMPT)
     found = load(replace(CONFIG, path=folder)).forward(PROMPT)
     assert torch.equal(found.logits, expected.logits)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "left_out"),
+    [("llama", ""), ("llama", "attn_output.bias"), ("llama", "ffn_up.bias"), ("qwen3", "")],
+)
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_biases(
+    tmp_path: Path, model_type: str, left_out: str, load: Callable[[RunnerConfig], Any]
+) -> None:
+    """Where a file has no bias of a part, it is 0."""
+    settings = make_model("llama, grouped keys").config.to_dict() | {"attention_bias": True}
+    if model_type == "llama":
+        settings["mlp_bias"] = True
+    config = AutoConfig.for_model(**settings | {"model_type": model_type, "head_dim": 8})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(0, 0.3)
+            if left_out and file_name(name).endswith(left_out):
+                weight.zero_()
+    write_gguf(tmp_path / "m.gguf", model, few_fields(model.config.vocab_size), left_out=left_out)
+    expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(PROMPT)
+    found = load(replace(CONFIG, path=model_folder(tmp_path))).forward(PROMPT)
+    assert torch.equal(found.logits, expected.logits)
+
+
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, None),
+        ({"llama.rope.scaling.type": "linear"}, None),
+        ({"llama.rope.scaling.factor": 0.0}, None),
+        ({"llama.rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"llama.rope.scale_linear": 2.0, "llama.rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        (YARN, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}),
+        (
+            {
+                **YARN,
+                "llama.rope.scaling.original_context_length": 512,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_beta_slow": 2.0,
+            },
+            {"original_max_position_embeddings": 512, "beta_fast": 16.0, "beta_slow": 2.0},
+        ),
+    ],
+)
+def test_rotary_scaling(
+    tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    write(tmp_path / "m.gguf", fields(), **changes)
+    found = load_config(replace(CONFIG, path=model_folder(tmp_path))).rope_parameters
+    expected = expected or {"rope_type": "default"}
+    assert {name: found.get(name) for name in expected} == expected
+
+
 def test_rotary_settings_of_llama_3(tmp_path: Path) -> None:
     """The file has the divisors of the frequencies only."""
-    model = large_model()
+    model = large_model(len(fields()["tokens"]))
     settings = {
         "rope_type": "llama3",
         "rope_theta": 10_000.0,
@@ -152,7 +232,7 @@ def test_rotary_settings_of_llama_3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_tokens_are_those_of_the_original(tmp_path: Path, name: str) -> None:
-    write_gguf(tmp_path / "m.gguf", large_model(), fields(name))
+    write(tmp_path / "m.gguf", fields(name))
     found = load_tokenizer("engine.model", model_folder(tmp_path))
     for text in TEXTS:
         # Tokenizers of Qwen compose characters and their accents.
@@ -172,7 +252,7 @@ def test_tokens_are_those_of_the_original(tmp_path: Path, name: str) -> None:
 )
 def test_start_tokens(tmp_path: Path, pre: str, stated: bool | None, starts: bool) -> None:
     tokenizer = {**fields(), "pre": pre, "add_bos_token": stated}
-    write_gguf(tmp_path / "m.gguf", large_model(), tokenizer)
+    write(tmp_path / "m.gguf", tokenizer)
     found = load_tokenizer("engine.model", model_folder(tmp_path)).encode("ab").tokens
     assert (found[0] == "<end>") is starts
 
@@ -189,7 +269,7 @@ def test_tokens_of_sentence_piece(tmp_path: Path) -> None:
         "eos_token_id": 2,
         "unknown_token_id": 0,
     }
-    write_gguf(tmp_path / "m.gguf", large_model(), tokenizer)
+    write(tmp_path / "m.gguf", tokenizer)
     found = load_tokenizer("engine.model", model_folder(tmp_path))
     assert found.encode("abc\n").tokens == ["<s>", "▁a", "bc", "<0x0A>"]
     assert found.encode("<unk>").tokens == ["<s>", "<unk>"]
@@ -202,7 +282,7 @@ def test_end_tokens_and_templates(tmp_path: Path) -> None:
     tokenizer["tokens"] += ["<|eot_id|>", "[PAD1]"]
     tokenizer["token_type"] += [3, 5]
     templates = {"tokenizer.chat_template": "A", "tokenizer.chat_template.tool_use": "B"}
-    write_gguf(tmp_path / "m.gguf", large_model(), tokenizer, **templates)
+    write(tmp_path / "m.gguf", tokenizer, **templates)
     folder = model_folder(tmp_path)
     found = load_tokenizer("engine.model", folder)
     eot = found.token_to_id("<|eot_id|>")
@@ -224,24 +304,66 @@ def test_end_tokens_and_templates(tmp_path: Path) -> None:
         ({"tokenizer.ggml.pre": "tekken"}, "the pre-tokenizer tekken, which cannot be read"),
         ({"tokenizer.ggml.model": "bert"}, "a tokenizer of the kind bert"),
         ({"tokenizer.ggml.merges": None}, r"has no tokenizer\.ggml\.merges"),
-        ({"llama.rope.dimension_count": 32}, "rotates a part of each head only"),
+        (
+            {"llama.rope.dimension_count": 32},
+            r"has the llama\.rope\.dimension_count 32, but it must be 64",
+        ),
         ({"llama.rope.scaling.type": "longrope"}, "rotary embeddings of the type longrope"),
-        ({"kind": "Q2_K"}, "tensors of the type Q2_K, which cannot be read: use one of F32"),
+        (
+            {"llama.rope.scaling.attn_factor": 1.2},
+            r"rope\.scaling\.attn_factor 1\.2.* must be 1\.0",
+        ),
+        (
+            {"llama.rope.scaling.yarn_attn_factor": 1.0},
+            r"the field llama\..*yarn_attn_factor, which",
+        ),
+        ({"llama.attention.sliding_window": 64}, r"attention\.sliding_window 64, .* must be 0"),
+        (
+            {"llama.attention.scale": 0.5},
+            r"the field llama\.attention\.scale, which cannot be read",
+        ),
+        ({"llama.logit_scale": 2.0}, r"the field llama\.logit_scale, which cannot be read"),
+        ({"llama.final_logit_softcapping": 30.0}, "the field llama.final_logit_softcapping"),
+        ({"llama.expert_count": 8}, r"expert_count 8, but it must be 0"),
+        ({"llama.attention.value_length": 32}, r"attention\.value_length 32, .* must be 64"),
+        ({"kind": "Q2_K"}, "tensors of the type Q2_K, such as .* cannot be read: use one of F32"),
         (
             {"tensors": {"blk.0.ffn_gate_inp.weight": np.zeros(1, np.float32)}},
-            "has a tensor blk.0.ffn_gate_inp",
+            "has the tensor blk.0.ffn_gate_inp.weight, which a llama model with 1 layers has not",
         ),
+        ({"tensors": {"blk.1.attn_norm.weight": np.zeros(256, np.float32)}}, "blk.1.attn_norm"),
+        ({"left_out": "ffn_up.weight"}, "has no tensor blk.0.ffn_up.weight: convert or copy"),
+        (
+            {"tensors": {"output.bias": np.zeros(303, np.float32)}},
+            "has the tensor output.bias, which a llama",
+        ),
+        ({"llama.block_count": 2}, "has no tensor blk.1.attn_norm.weight"),
+        ({"llama.block_count": 2**31}, "has the llama.block_count 2147483648, but it must be"),
+        ({"llama.feed_forward_length": 128}, r"ffn_gate.weight of the shape \(256, 256\), but"),
+        ({"llama.attention.head_count": 0}, "head_count 0, but it must be a whole number in 1"),
+        ({"llama.attention.head_count": [4]}, r"head_count \[4\], but it must be a whole number"),
+        ({"llama.attention.head_count_kv": 3}, "has 4 heads of 64 and 3 of keys"),
+        ({"llama.attention.head_count": 3}, "has 3 heads of 64 and 2 of keys"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_epsilon nan, but"),
+        ({"general.alignment": 0}, r"damaged, .* \(general.alignment 0\): copy it again"),
+        ({"tokenizer.ggml.eos_token_id": 303}, "eos_token_id 303, .* a whole number in 0..302"),
+        ({"tokenizer.ggml.eos_token_id": [0]}, r"eos_token_id \[0\], but it must be a whole"),
+        ({"tokenizer.ggml.token_type": [1]}, r"token_type \[1\], .* a list of 303 numbers in 1..6"),
+        ({"tokenizer.ggml.merges": ["a nothing"]}, "has the merge 'a nothing' of tokens that it"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "token_type .* a list of 2 numbers"),
+        ({"tokenizer.ggml.add_bos_token": "yes"}, "add_bos_token 'yes', but it must be true or"),
+        ({"tokenizer.chat_template": 3}, r"chat_template 3, but it must be a text"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    write_gguf(tmp_path / "m.gguf", large_model(), fields(), **changes)
-    with pytest.raises(ConfigError, match=f"m.gguf.* {reason}"):
+    write(tmp_path / "m.gguf", fields(), **changes)
+    with pytest.raises(ConfigError, match=f"m.gguf.*{reason}"):
         model_folder(tmp_path)
 
 
 def test_damaged_and_ambiguous_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
-    write_gguf(path, large_model(), fields())
+    write(path, fields())
     folder = model_folder(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-5000])
@@ -255,6 +377,51 @@ def test_damaged_and_ambiguous_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").write_bytes(whole)
     with pytest.raises(ConfigError, match="has 2 GGUF files: give the path of one"):
         model_folder(tmp_path)
+
+
+def test_random_changes_of_a_header(tmp_path: Path) -> None:
+    """Each is refused with one sentence, or changes something that can be any value, such as a
+    letter of a token. Found by 12,000 changes with other seeds."""
+    random = Random(1)
+    path = tmp_path / "m.gguf"
+    write_gguf(path, make_model("qwen3"), few_fields(104), **{"qwen3.rope.dimension_count": 12})
+    whole, messages = path.read_bytes(), list[str]()
+    header = range(4, min(tensor.offset for tensor in read_header(path)[1].values()))
+    for number in range(300):
+        changed = bytearray(whole)
+        for place in random.sample(header, random.choice([1, 1, 2, 4])):
+            changed[place] = random.choice([random.randrange(256), 0, 255])
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(changed)
+        try:
+            model_folder(path)
+        except ConfigError as error:
+            messages.append(str(error))
+    assert len(messages) > 200
+    for message in messages:
+        assert re.fullmatch(rf"{re.escape(str(tmp_path))}/\d+.gguf .*: .*", message)
+
+
+@pytest.mark.parametrize("count", [2**22 + 1, 2**60, 2**64 - 1])
+@pytest.mark.parametrize("place", ["texts", "numbers", "text", "fields", "tensors", "sizes"])
+def test_sizes_beyond_the_file(tmp_path: Path, place: str, count: int) -> None:
+    """They are refused at once, before anything of this size is read."""
+    text = struct.pack("<Q1s", 1, b"k")
+    parts = {
+        "texts": text + struct.pack("<IIQ", 9, 8, count),
+        "numbers": text + struct.pack("<IIQ", 9, 4, count),
+        "text": struct.pack("<Q", count),
+        "sizes": text + struct.pack("<I", count % 2**32),
+    }
+    num_fields = count if place == "fields" else place in ("texts", "numbers", "text")
+    num_tensors = count if place == "tensors" else place == "sizes"
+    header = struct.pack("<4sIQQ", b"GGUF", 3, num_tensors, num_fields)
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(header + parts.get(place, b""))
+        file.truncate(2**26)
+    with pytest.raises(ConfigError, match="is damaged, not complete or too new"):
+        model_folder(path)
 
 
 def test_it_is_served_as_its_original(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
     ("tensors", "message"),
     [
         ({"x": torch.zeros(1)}, "has no Medusa heads"),
+        (VLLM_OWN | {"fc.weight": torch.zeros(1)}, "has the tensor fc.weight, which Medusa heads"),
         ({k: v for k, v in FASTER.items() if not k.startswith("0.")}, "tensors of heads 0"),
         ({k: v for k, v in VLLM_OWN.items() if k != "lm_heads.1.weight"}, "head 1 is not complete"),
         (FASTER | {"1.0.linear.weight": torch.zeros(8, 8)}, "head 1 has hidden size 8, but .* 16"),

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch_models import VOCAB_SIZE, make_model, make_runner
 
-from smartspec_py.engines.torch.checkpoint import check_quantization
+from smartspec_py.engines.torch.checkpoint import ModelError, check_quantization
 from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.quantized import QuantizedTensors
@@ -98,8 +98,14 @@ def compressed(shape: tuple[int, int], settings: Mapping[str, Any]) -> Written:
         parts["weight_packed"] = words(values.T, bits)
         parts["weight_shape"] = np.array(shape)
         of_zeros = words(zeros, bits).T
-    if not form["symmetric"]:
+        if settings.get("is_old"):
+            of_zeros = (zeros - half).T.astype(np.int8)
+    if not form["symmetric"] or settings.get("is_old"):
         parts["weight_zero_point"] = of_zeros
+    if form.get("actorder") == "group":
+        groups = np.random.default_rng(0).permutation(np.arange(shape[1]) // size)
+        parts["weight_g_idx"] = groups.astype(np.int32)
+        return parts, weight(values, zeros, scales, groups)
     return parts, weight(values, zeros, scales, np.arange(shape[1]) // size)
 
 
@@ -114,11 +120,15 @@ def of_gptq(bits: int, size: int, sym: bool, desc_act: bool, **more: Any) -> dic
     }
 
 
-def of_compressed(form: str, bits: int, size: int | None, symmetric: bool) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": size}
+def of_compressed(
+    form: str, bits: int, size: int | None, symmetric: bool, is_old: bool = False, **more: Any
+) -> dict[str, Any]:
+    """is_old: zero points are written as before compressed-tensors 0.9.4, also those of 0."""
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": size, **more}
     weights["strategy"] = "group" if size else "channel"
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+    found = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+    return found | {"is_old": is_old}
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
@@ -137,6 +147,17 @@ FORMS = {
     "awq": AWQ,
     "packed 4 bits": of_compressed("pack-quantized", 4, GROUP, symmetric=True),
     "packed 4 bits, asymmetric": of_compressed("pack-quantized", 4, GROUP, symmetric=False),
+    "packed 4 bits, asymmetric, old": of_compressed(
+        "pack-quantized", 4, GROUP, symmetric=False, is_old=True
+    ),
+    "packed 4 bits, old": of_compressed("pack-quantized", 4, GROUP, symmetric=True, is_old=True),
+    "packed 8 bits, asymmetric, old": of_compressed(
+        "pack-quantized", 8, None, symmetric=False, is_old=True
+    ),
+    "packed 8 bits, asymmetric": of_compressed("pack-quantized", 8, GROUP, symmetric=False),
+    "packed 4 bits, ordered": of_compressed(
+        "pack-quantized", 4, GROUP, symmetric=False, actorder="group"
+    ),
     "packed 8 bits": of_compressed("pack-quantized", 8, None, symmetric=True),
     "integers": of_compressed("int-quantized", 8, None, symmetric=True),
     "integers, asymmetric groups": of_compressed("int-quantized", 8, GROUP, symmetric=False),
@@ -163,6 +184,70 @@ def test_one_scale_for_a_matrix() -> None:
     stored = {"a.weight": values, "a.weight_scale": torch.tensor([0.5])}
     found = QuantizedTensors(stored, FORMS["integers"])
     assert torch.equal(found["a.weight"], values * 0.5)
+
+
+def test_an_order_of_groups_that_was_never_set() -> None:
+    settings = FORMS["packed 4 bits"]
+    parts, expected = compressed((NUM_OUT, NUM_IN), settings)
+    stored = as_tensors("x", parts | {"weight_g_idx": np.full(NUM_IN, -1)})
+    np.testing.assert_array_equal(QuantizedTensors(stored, settings)["x.weight"], expected)
+
+
+def test_one_scale_for_a_packed_matrix() -> None:
+    """Zero points of one scale are never packed: (5 - 8 - (-3)) * 0.5 = 0."""
+    stored = {
+        "a.weight_packed": torch.full((2, 1), 0x55555555, dtype=torch.int32),
+        "a.weight_shape": torch.tensor([2, 8]),
+        "a.weight_scale": torch.tensor([0.5]),
+        "a.weight_zero_point": torch.tensor([-3], dtype=torch.int8),
+    }
+    found = QuantizedTensors(stored, FORMS["packed 4 bits"])
+    assert torch.equal(found["a.weight"], torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize(
+    ("form", "end", "changed", "reason"),
+    [
+        ("packed 4 bits", "weight_shape", None, "no weight_shape"),
+        ("packed 4 bits", "weight_packed", torch.zeros(24, 7, dtype=torch.int32), "7 words for 64"),
+        (
+            "packed 4 bits, asymmetric",
+            "weight_zero_point",
+            torch.zeros(24, 4, dtype=torch.int32),
+            r"weight_zero_point is int32 \(24, 4\) for 24 rows",
+        ),
+        ("packed 4 bits", "weight_scale", torch.ones(24, 3), "3 groups do not divide 64"),
+        ("packed 4 bits", "weight_scale", torch.ones(24), r"scales \(24,\)"),
+        ("integers", "weight", torch.ones(24, 64), "not integers"),
+        ("packed 4 bits, ordered", "weight_g_idx", torch.full((64,), 4), r"not in 0\.\.3"),
+        ("gptq 4 bits, ordered", "g_idx", None, "no g_idx, but desc_act"),
+        ("gptq 4 bits", "qzeros", torch.zeros(2, 3, dtype=torch.int32), r"zero points \(24, 2\)"),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    form: str, end: str, changed: torch.Tensor | None, reason: str
+) -> None:
+    settings = FORMS[form]
+    parts, _ = WRITERS[settings["quant_method"]]((NUM_OUT, NUM_IN), settings)
+    tensors = as_tensors("x", parts) | {f"x.{end}": changed}
+    stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    with pytest.raises(ModelError, match=f"tensors of x.weight do not fit together .*{reason}"):
+        QuantizedTensors(stored, settings)["x.weight"]
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        ({"format": "nvfp4-pack-quantized"}, "the format nvfp4-pack-quantized"),
+        ({"weights": {"num_bits": 3}}, "the num_bits 3"),
+        ({"weights": None}, "the num_bits None"),
+    ],
+)
+def test_groups_that_cannot_be_read(tmp_path: Path, group: dict[str, Any], reason: str) -> None:
+    settings = FORMS["packed 4 bits"] | {"config_groups": {"group_0": group}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    with pytest.raises(ModelError, match=f"the target is quantised with {reason}"):
+        check_quantization("the target", tmp_path)
 
 
 @pytest.mark.parametrize("form", ["gptq 4 bits, ordered", "awq", "packed 4 bits, asymmetric"])

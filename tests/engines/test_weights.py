@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_same_bits import CONFIGS, SIZES
-from torch_models import VOCAB_SIZE, make_model
+from torch_models import VOCAB_SIZE, make_model, make_runner
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -17,7 +18,7 @@ from smartspec_py.engines.torch import openvino_runner
 from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.torch.runner import Runner, RunnerConfig, load_runner
 from smartspec_py.engines.torch.weights import to_int4, to_int8
 
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
@@ -129,3 +130,45 @@ def test_wrong_weights_are_refused(tmp_path: Path) -> None:
     save_file(weights, path)
     with pytest.raises(ModelError, match=f"lack 1 tensors, such as {name}"):
         load_openvino_runner(replace(CONFIG, path=tmp_path))
+
+
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_every_tensor_is_used(tmp_path: Path, load: Callable[[RunnerConfig], Runner]) -> None:
+    """A bias of 0 and old constants change nothing. Other files are not read."""
+    model = make_model("llama")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    layer = "model.layers.0.self_attn"
+    weights[f"{layer}.q_proj.bias"] = torch.zeros(32)
+    weights[f"{layer}.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(weights, path)
+    save_file(
+        {"layers.0.attention.wq.weight": torch.ones(1)}, tmp_path / "consolidated.safetensors"
+    )
+    config = replace(CONFIG, path=tmp_path)
+    expected = make_runner(model, with_openvino=load is load_openvino_runner)
+    assert torch.equal(load(config).forward(PROMPT).logits, expected.forward(PROMPT).logits)
+    weights[f"{layer}.q_proj.bias"][3] = 1
+    save_file(weights, path)
+    with pytest.raises(ModelError, match=f"have the tensor {layer}.q_proj.bias, which the model"):
+        load(config)
+
+
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_a_tied_output_layer_is_the_embedding(
+    tmp_path: Path, load: Callable[[RunnerConfig], Runner]
+) -> None:
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, path)
+    load(replace(CONFIG, path=tmp_path))
+    weights["lm_head.weight"][1, 2] += 1
+    save_file(weights, path)
+    with pytest.raises(ModelError, match="an output layer that is not the embedding: set tie_word"):
+        load(replace(CONFIG, path=tmp_path))

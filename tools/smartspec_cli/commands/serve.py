@@ -23,7 +23,7 @@ from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import ModelRefusedError, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig, TorchEngineConfig
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, check_heads
 from smartspec_py.engines.torch.pair import check_pair_files
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -233,5 +233,7 @@ def _check_files(config: ServerConfig) -> None:
     draft = None if engine.draft is None else Path(engine.draft)
     try:
         check_pair_files(Path(engine.model), draft)
+        if engine.heads is not None:
+            check_heads(Path(engine.heads))
     except ModelError as error:
         fail(str(error), USAGE_ERROR)

@@ -38,7 +38,7 @@ from smartspec_py.engines.profile import (
     profile_path,
 )
 from smartspec_py.engines.torch.buckets import MAX_WIDTH
-from smartspec_py.engines.torch.checkpoint import ModelError, first_line
+from smartspec_py.engines.torch.checkpoint import ModelError, check_heads, first_line
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.eagle import (
@@ -261,6 +261,7 @@ def _load_heads(
     if folder is None:
         return None
     with _named("engine.heads"):
+        check_heads(folder)
         if not is_eagle(folder):
             return load_heads(folder, target)
         if draft is not None:

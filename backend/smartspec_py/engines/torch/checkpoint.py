@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.torch.gguf_folder import INDEX
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""In the order in which Transformers looks for them; the index of shards has the same name."""
+"""In the order in which Transformers looks for them; the index of shards has the same name. Other
+files, such as consolidated.safetensors, are not read."""
+
+HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHTS)
+_HEADS = "give the directory of an EAGLE-3 head or of Medusa heads"
 
 MODELS = {
     "apertus": "ApertusForCausalLM",
@@ -73,12 +78,15 @@ QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 """Values of quantization_config that `quantized` reads, by its quant_method."""
 
-QUANTIZED_GROUP: dict[str, tuple[Any, ...]] = {
+QUANTIZED_GROUP = {"format": (None, *QUANTIZATIONS["compressed-tensors"]["format"])}
+"""The same of each of its config_groups."""
+
+QUANTIZED_WEIGHTS: dict[str, tuple[Any, ...]] = {
     "num_bits": (4, 8),
     "type": ("int",),
     "strategy": ("tensor", "channel", "group"),
 }
-"""The same of the weights of each of its config_groups."""
+"""The same of the weights of each group."""
 
 
 class ModelError(ValueError):
@@ -89,8 +97,9 @@ class ModelError(ValueError):
 def check_files(name: str, folder: Path) -> None:
     """Raise ModelError unless the directory has a configuration and complete weights."""
     if not folder.is_dir():
+        problem = "is a file, but not a GGUF file" if folder.exists() else "does not exist"
         raise ModelError(
-            f"{name} is not a directory: give a local Hugging Face model directory, or a GGUF file"
+            f"{name} {problem}: give a local Hugging Face model directory, or a GGUF file"
         )
     check_model(name, folder)
     if (index := read_json(name, folder, INDEX)) is not None:
@@ -98,7 +107,7 @@ def check_files(name: str, folder: Path) -> None:
         if not source.is_file() or source.stat().st_size != index["size"]:
             raise ModelError(f"{name} was made of {source}, which has changed: give its path")
         return
-    files = _weight_files(name, folder)
+    files = weight_files(name, folder)
     if not files:
         raise ModelError(
             f"{name} has no weights (*.safetensors or *.bin): copy model.safetensors or "
@@ -114,17 +123,17 @@ def check_files(name: str, folder: Path) -> None:
         _check_length(name, folder / file)
 
 
-def _weight_files(name: str, folder: Path) -> list[str]:
+def weight_files(name: str, folder: Path) -> list[str]:
     """Names of the weight files; they may be missing."""
     for single in WEIGHTS:
+        if (folder / single).is_file():
+            return [single]
         index = read_json(name, folder, f"{single}.index.json")
         if index is not None:
             shards = index.get("weight_map")
             if not isinstance(shards, dict):
                 raise ModelError(f"{name} has a {single}.index.json without weight_map: replace it")
             return sorted(set(shards.values()))
-        if (folder / single).is_file():
-            return [single]
     return []
 
 
@@ -148,6 +157,11 @@ def check_model(name: str, folder: Path) -> None:
     document = read_json(name, folder, "config.json")
     if document is None:
         raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
+    if is_eagle(document) or any(key.startswith("medusa_") for key in document):
+        raise ModelError(
+            f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
+            "that it was trained for as the target"
+        )
     kind, classes = document.get("model_type"), document.get("architectures") or []
     if kind not in MODELS or (classes and MODELS[kind] not in classes):
         raise ModelError(
@@ -165,6 +179,23 @@ def check_model(name: str, folder: Path) -> None:
                 )
 
 
+def is_eagle(document: Mapping[str, Any]) -> bool:
+    """Whether this config.json describes an EAGLE or speculators head."""
+    names = [document.get("speculators_model_type", ""), *(document.get("architectures") or ())]
+    return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
+
+
+def check_heads(folder: Path) -> None:
+    """Raise ModelError unless the directory has a file with heads."""
+    if not folder.is_dir():
+        problem = "is not a directory" if folder.exists() else "does not exist"
+        raise ModelError(f"the directory of heads {folder} {problem}: {_HEADS}")
+    if not any((folder / file).is_file() for file in HEAD_FILES):
+        raise ModelError(
+            f"the directory of heads {folder} has none of {', '.join(HEAD_FILES)}: {_HEADS}"
+        )
+
+
 def _rotations(settings: Any) -> list[Any]:
     """The types in the settings, which can differ by the type of layer."""
     if not isinstance(settings, dict):
@@ -178,12 +209,19 @@ def check_quantization(name: str, folder: Path) -> None:
     settings = quantization(name, folder)
     if not settings:
         return
-    settings = settings if isinstance(settings, dict) else {}
+    settings = _dict(settings)
     method = str(settings.get("quant_method"))
     _check_settings(name, settings, {"quant_method": tuple(QUANTIZATIONS)})
     _check_settings(name, settings, QUANTIZATIONS[method])
-    for group in settings.get("config_groups", {}).values():
-        _check_settings(name, group["weights"], QUANTIZED_GROUP)
+    if method != "compressed-tensors":
+        return
+    for group in _dict(settings.get("config_groups")).values():
+        _check_settings(name, _dict(group), QUANTIZED_GROUP)
+        _check_settings(name, _dict(_dict(group).get("weights")), QUANTIZED_WEIGHTS)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _check_settings(

@@ -28,6 +28,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from smartspec_py.engines.torch import checkpoint
 from smartspec_py.engines.torch.buckets import Bucket
 from smartspec_py.engines.torch.checkpoint import ROTATIONS, ModelError
 from smartspec_py.engines.torch.graphs import GraphRunner
@@ -69,10 +70,8 @@ class EagleConfig:
 
 
 def is_eagle(folder: Path) -> bool:
-    """Whether config.json describes an EAGLE or speculators head."""
-    document = _document(folder)
-    names = [document.get("speculators_model_type", ""), *(document.get("architectures") or ())]
-    return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
+    """Whether the directory has an EAGLE or speculators head."""
+    return checkpoint.is_eagle(_document(folder))
 
 
 def read_config(folder: Path, target: Any) -> EagleConfig:

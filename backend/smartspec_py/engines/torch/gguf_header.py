@@ -1,7 +1,8 @@
 """Reads the header of a GGUF file: its fields and where its tensors are.
 
 The reader of the package gguf takes a second for a vocabulary of 49,152 tokens, and this one a
-tenth. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+tenth. A file that states an array of 2**60 numbers makes that one loop without an end.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ FORMATS = {
 
 STRING, ARRAY = 8, 9
 VERSIONS = (2, 3)
+MOST, MOST_NAMES, MOST_SIZES = 1 << 22, 1 << 16, 4
+"""Numbers or texts of an array, and bytes of a text; fields, and tensors; sizes of a tensor. More
+are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +49,79 @@ class TensorPlace:
     num_bytes: int
 
 
+_Entry = tuple[str, tuple[int, ...], int, int]
+"""Name, sizes, type and offset of a tensor. The first size changes fastest."""
+
+
 def read_header(file: Path) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
     """The fields and tensors by their names. Raises ConfigError."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise ConfigError(f"{file} needs the package gguf: pip install gguf") from error
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as m:
             reader = _Reader(m)
             _, version, num_tensors, num_fields = reader.numbers("4sIQQ")
             if version not in VERSIONS:
                 raise ValueError(f"version {version}")
-            fields = {reader.string(): reader.value() for _ in range(num_fields)}
-            entries = []
-            for _ in range(num_tensors):
-                name, (num_dims,) = reader.string(), reader.numbers("I")
-                entries.append((name, reader.numbers(f"{num_dims}Q"), *reader.numbers("IQ")))
+            fields = _named(
+                [(reader.string(), reader.value()) for _ in _range(num_fields, MOST_NAMES)]
+            )
+            entries = [reader.entry() for _ in _range(num_tensors, MOST_NAMES)]
             alignment = fields.get("general.alignment", 32)
-            start = -(-reader.position // alignment) * alignment
-            tensors = {}
-            for name, sizes, number, offset in entries:
-                kind = gguf.GGMLQuantizationType(number)
-                block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-                num_bytes = math.prod(sizes) // block_len * block_bytes
-                if start + offset + num_bytes > len(m):
-                    raise ValueError(f"{name} ends after the file")
-                place = TensorPlace(kind.name, sizes[::-1], start + offset, num_bytes)
-                tensors[name] = place
-    except (ValueError, KeyError, IndexError, struct.error) as error:
+            if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+                raise ValueError(f"general.alignment {alignment}")
+            return fields, _places(entries, _aligned(reader.position, alignment), alignment, len(m))
+    except ImportError as error:
+        raise ConfigError(f"{file} needs the package gguf: pip install gguf") from error
+    except (ValueError, struct.error) as error:
         raise ConfigError(
             f"{file} is damaged, not complete or too new ({error}): copy it again"
         ) from error
-    return fields, tensors
+
+
+def _places(
+    entries: list[_Entry], start: int, alignment: int, num_bytes: int
+) -> dict[str, TensorPlace]:
+    """start: of the tensors in the file, which has num_bytes. Tensors follow one another."""
+    import gguf
+
+    places, end = [], start
+    for name, sizes, number, offset in entries:
+        kind = gguf.GGMLQuantizationType(number)
+        block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        if not sizes or min(sizes) < 1 or sizes[0] % block_len:
+            raise ValueError(f"{name} has the sizes {sizes}")
+        if start + offset != end:
+            raise ValueError(f"{name} does not begin where the tensor before it ends")
+        place = TensorPlace(
+            kind.name, sizes[::-1], end, math.prod(sizes) // block_len * block_bytes
+        )
+        if end + place.num_bytes > num_bytes:
+            raise ValueError(f"{name} ends after the file")
+        end = _aligned(end + place.num_bytes, alignment)
+        places.append((name, place))
+    return _named(places)
+
+
+def _range(count: int, most: int = MOST) -> range:
+    if count > most:
+        raise ValueError(f"{count} entries")
+    return range(count)
+
+
+def _named(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(entries)
+    if len(found) != len(entries) or not all(name.isprintable() for name in found):
+        raise ValueError("it has a name twice, or one that cannot be printed")
+    return found
+
+
+def _format(kind: int) -> str:
+    if kind not in FORMATS:
+        raise ValueError(f"a field of the type {kind}")
+    return FORMATS[kind]
+
+
+def _aligned(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
 
 
 class _Reader:
@@ -94,14 +138,20 @@ class _Reader:
 
     def string(self) -> str:
         (length,) = self.numbers("Q")
-        start, self.position = self.position, self.position + length
+        start, self.position = self.position, self.position + len(_range(length))
         return self._data[start : self.position].decode()
 
     def value(self) -> Any:
         (kind,) = self.numbers("I")
         if kind != ARRAY:
-            return self.string() if kind == STRING else self.numbers(FORMATS[kind])[0]
+            return self.string() if kind == STRING else self.numbers(_format(kind))[0]
         kind, length = self.numbers("IQ")
         if kind == STRING:
-            return [self.string() for _ in range(length)]
-        return list(self.numbers(f"{length}{FORMATS[kind]}"))
+            return [self.string() for _ in _range(length)]
+        return list(self.numbers(f"{len(_range(length))}{_format(kind)}"))
+
+    def entry(self) -> _Entry:
+        name, (num_sizes,) = self.string(), self.numbers("I")
+        if num_sizes > MOST_SIZES:
+            raise ValueError(f"{name} has {num_sizes} sizes")
+        return name, self.numbers(f"{num_sizes}Q"), *self.numbers("IQ")

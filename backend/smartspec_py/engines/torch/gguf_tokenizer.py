@@ -7,8 +7,7 @@ llama.cpp (src/llama-vocab.cpp) are followed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import math
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -16,8 +15,9 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.torch.gguf_fields import Fields
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of tokens. A tokenizer.json has no unused ones, which pad the vocabulary."""
 
 _QWEN = (
@@ -51,30 +51,58 @@ SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Tokens by their names in tokenizer_config.json and in the file."""
 
 
-def make_tokenizer(file: Path, fields: Mapping[str, Any]) -> str:
-    """The content of tokenizer.json. Raises ConfigError, or KeyError for a missing field."""
-    kind = fields["tokenizer.ggml.model"]
+class Vocabulary:
+    """The tokens and their kinds by id, and the ids of all tokens but unused ones. Raises
+    ConfigError."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.tokens = fields.texts("tokenizer.ggml.tokens")
+        key = "tokenizer.ggml.token_type"
+        self.kinds: list[int] = fields.numbers(key, len(self.tokens), NORMAL, BYTE)
+        used = [n for n, kind in enumerate(self.kinds) if kind != UNUSED]
+        self.ids = {self.tokens[number]: number for number in used}
+        if len(self.ids) != len(used):
+            twice = next(n for n in used if self.ids[self.tokens[n]] != n)
+            raise ConfigError(
+                f"{fields.file} has the token {self.tokens[twice]!r} twice: convert the model again"
+            )
+
+    def special(self, fields: Fields, name: str, default: int | None = None) -> int | None:
+        """The id of a special token; the default if the file does not state it."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in fields.values:
+            return default
+        return fields.integer(key, least=0, most=len(self.tokens) - 1)
+
+
+def make_tokenizer(fields: Fields, vocabulary: Vocabulary) -> str:
+    """The content of tokenizer.json. Raises ConfigError."""
+    kind = fields.text("tokenizer.ggml.model")
     if kind == "gpt2":
-        tokenizer, has_start = _byte_level(file, fields)
+        tokenizer, has_start = _byte_level(fields, vocabulary)
     elif kind == "llama":
-        tokenizer, has_start = _sentence_piece(fields), True
+        tokenizer, has_start = _sentence_piece(fields, vocabulary), True
     else:
         raise ConfigError(
-            f"{file} has a tokenizer of the kind {kind}: only gpt2 and llama are read"
+            f"{fields.file} has a tokenizer of the kind {kind}: only gpt2 and llama are read"
         )
-    tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    tokens = vocabulary.tokens
     tokenizer.add_tokens(
         [
             AddedToken(token, normalized=False, special=kind != USER_DEFINED)
-            for token, kind in zip(tokens, kinds, strict=True)
+            for token, kind in zip(tokens, vocabulary.kinds, strict=True)
             if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
     is_added = {
-        "bos": fields.get("tokenizer.ggml.add_bos_token", has_start),
-        "eos": fields.get("tokenizer.ggml.add_eos_token", False),
+        "bos": fields.flag("tokenizer.ggml.add_bos_token", has_start),
+        "eos": fields.flag("tokenizer.ggml.add_eos_token", False),
     }
-    ids = {name: fields[f"tokenizer.ggml.{name}_token_id"] for name in is_added if is_added[name]}
+    ids = {
+        name: fields.integer(f"tokenizer.ggml.{name}_token_id", least=0, most=len(tokens) - 1)
+        for name in is_added
+        if is_added[name]
+    }
     if ids:
         first, last = ([tokens[ids[name]]] if name in ids else [] for name in is_added)
         tokenizer.post_processor = TemplateProcessing(
@@ -85,25 +113,24 @@ def make_tokenizer(file: Path, fields: Mapping[str, Any]) -> str:
     return text
 
 
-def _vocabulary(fields: Mapping[str, Any]) -> dict[str, int]:
-    kinds = fields["tokenizer.ggml.token_type"]
-    return {
-        token: number
-        for number, token in enumerate(fields["tokenizer.ggml.tokens"])
-        if kinds[number] != UNUSED
-    }
-
-
-def _byte_level(file: Path, fields: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
     """The tokenizer, and whether texts begin with a start token if the file does not say it."""
-    name = fields["tokenizer.ggml.pre"]
+    name = fields.text("tokenizer.ggml.pre")
     if name not in SPLITS:
         raise ConfigError(
-            f"{file} has the pre-tokenizer {name}, which cannot be read: use one of "
+            f"{fields.file} has the pre-tokenizer {name}, which cannot be read: use one of "
             f"{', '.join(SPLITS)}"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    model = BPE(vocab=_vocabulary(fields), merges=merges, ignore_merges=name in LLAMA3)
+    merges = []
+    for merge in fields.texts("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocabulary.ids.keys():
+            raise ConfigError(
+                f"{fields.file} has the merge {merge!r} of tokens that it has not: convert the "
+                "model again"
+            )
+        merges.append((left, right))
+    model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=name in LLAMA3)
     tokenizer = Tokenizer(model)
     if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -116,25 +143,24 @@ def _byte_level(file: Path, fields: Mapping[str, Any]) -> tuple[Tokenizer, bool]
     return tokenizer, name in LLAMA3
 
 
-def _sentence_piece(fields: Mapping[str, Any]) -> Tokenizer:
+def _sentence_piece(fields: Fields, vocabulary: Vocabulary) -> Tokenizer:
     """SentencePiece merges the two neighbours whose union has the highest score."""
-    vocabulary = _vocabulary(fields)
-    tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
-    kinds = fields["tokenizer.ggml.token_type"]
+    tokens, ids, kinds = vocabulary.tokens, vocabulary.ids, vocabulary.kinds
+    scores = fields.numbers("tokenizer.ggml.scores", len(tokens), -math.inf)
     # The order of equal scores is that of the originals, which Transformers made.
     ranks = sorted(
-        (-scores[number], number, vocabulary[token[:cut]], vocabulary[token[cut:]])
-        for token, number in vocabulary.items()
+        (-scores[number], number, ids[token[:cut]], ids[token[cut:]])
+        for token, number in ids.items()
         for cut in range(1, len(token))
-        if kinds[number] == NORMAL and token[:cut] in vocabulary and token[cut:] in vocabulary
+        if kinds[number] == NORMAL and token[:cut] in ids and token[cut:] in ids
     )
     merges = [(tokens[left], tokens[right]) for *_, left, right in ranks]
-    unknown = tokens[fields.get("tokenizer.ggml.unknown_token_id", 0)]
-    model = BPE(
-        vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True
-    )
+    unknown = tokens[vocabulary.special(fields, "unknown", 0) or 0]
+    if unknown not in ids:
+        raise ConfigError(f"{fields.file} has no unknown token: convert the model again")
+    model = BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
-    has_prefix = fields.get("tokenizer.ggml.add_space_prefix", True)
+    has_prefix = fields.flag("tokenizer.ggml.add_space_prefix", True)
     tokenizer.normalizer = normalizers.Sequence(
         ([normalizers.Prepend("▁")] if has_prefix else []) + [normalizers.Replace(" ", "▁")]
     )
@@ -145,18 +171,17 @@ def _sentence_piece(fields: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def token_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+def token_settings(fields: Fields, vocabulary: Vocabulary) -> dict[str, Any]:
     """The content of tokenizer_config.json: special tokens and chat templates."""
-    tokens = fields["tokenizer.ggml.tokens"]
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, in_file in SPECIAL.items():
-        number = fields.get(f"tokenizer.ggml.{in_file}_token_id")
+        number = vocabulary.special(fields, in_file)
         if number is not None:
-            settings[f"{name}_token"] = tokens[number]
+            settings[f"{name}_token"] = vocabulary.tokens[number]
     prefix = "tokenizer.chat_template"
     templates = {
-        key.removeprefix(prefix).lstrip(".") or "default": text
-        for key, text in fields.items()
+        key.removeprefix(prefix).lstrip(".") or "default": fields.text(key, is_name=False)
+        for key in fields.values
         if key == prefix or key.startswith(f"{prefix}.")
     }
     if templates:
@@ -166,14 +191,13 @@ def token_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def end_token_ids(fields: Mapping[str, Any]) -> list[int]:
+def end_token_ids(fields: Fields, vocabulary: Vocabulary) -> list[int]:
     """The tokens that end a text."""
-    stated = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    names = END_NAMES[fields["general.architecture"]]
-    kinds = fields["tokenizer.ggml.token_type"]
+    stated = (vocabulary.special(fields, name) for name in ("eos", "eot", "eom"))
+    names = END_NAMES[fields.text("general.architecture")]
     named = (
         number
-        for number, token in enumerate(fields["tokenizer.ggml.tokens"])
-        if token in names and kinds[number] == CONTROL
+        for number, token in enumerate(vocabulary.tokens)
+        if token in names and vocabulary.kinds[number] == CONTROL
     )
     return list(dict.fromkeys([*(one for one in stated if one is not None), *named]))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from smartspec_py.engines.torch.gguf_config import ZEROS
 from smartspec_py.engines.torch.gguf_folder import INDEX
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -26,6 +27,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         place = self._places[name]
+        if place["type"] == ZEROS:
+            return torch.zeros(place["shape"])
         return dequantised(self.stored(name), place["type"]).reshape(place["shape"])
 
     def stored(self, name: str) -> npt.NDArray[np.uint8]:

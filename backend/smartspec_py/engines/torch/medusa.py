@@ -25,6 +25,7 @@ BLOCK = re.compile(r"^(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.(?:linear\.)?(weig
 """Head, layer and kind. In FasterDecoding's layout, the last layer of a head is its LM head."""
 
 LM_HEAD = re.compile(r"^lm_heads\.(\d+)\.weight$")
+TOKEN_MAP = re.compile(r"^token_map$")
 
 
 class MedusaHeads:
@@ -89,6 +90,9 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     blocks, lm_heads = _parted(tensors)
     if not blocks or sorted(blocks) != list(range(len(blocks))):
         raise ModelError(f"{folder} has no Medusa heads: {FILES[0]} must have tensors of heads 0..")
+    known = (BLOCK, LM_HEAD, TOKEN_MAP)
+    if others := [name for name in tensors if not any(one.match(name) for one in known)]:
+        raise ModelError(f"{folder} has the tensor {others[0]}, which Medusa heads do not have")
     num_rows, num_kept, token_ids = target.vocab_size, own.vocab_size, None
     if "token_map" in tensors:
         token_ids = tensors["token_map"].to(own.device, torch.long)

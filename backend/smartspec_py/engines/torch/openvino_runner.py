@@ -50,6 +50,8 @@ from smartspec_py.engines.torch.runner import (
     Runner,
     RunnerConfig,
     check_complete,
+    check_tied,
+    check_used,
     load_config,
 )
 from smartspec_py.engines.torch.threads import has_vnni
@@ -370,6 +372,12 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     files = FileWeights(config)
     missing = {name for name, _ in model.named_parameters()} - set(files)
     check_complete(missing, config)
+    unexpected = set(files) - set(model.state_dict())
+    check_used(unexpected, files, config)
+    files.leave_out(unexpected)
+    pair = "model.embed_tokens.weight", "lm_head.weight"
+    if hf_config.tie_word_embeddings and set(pair) <= set(files):
+        check_tied(torch.equal(*(files[name] for name in pair)), config)
     weights = Weights(files)
     if config.weights == "auto":
         is_large = model.num_parameters() >= LARGE

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,11 @@ from smartspec_py.engines.torch.packed import (
     pack,
 )
 from smartspec_py.engines.torch.rope import IS_OLD, fix_longrope, use_new_rope
+
+CONSTANTS = re.compile(
+    r"rotary_emb\.inv_freq$|(^|\.)(position_ids|version)$|\.(attn|attention)\.(masked_)?bias$"
+)
+"""Names of tensors that old checkpoints have although they follow from the configuration."""
 
 SCALE_BYTES = 8
 """Of the scale and the zero of a head's key or value in a cache of 8 bits, in float32."""
@@ -243,9 +249,9 @@ def load_model(config: RunnerConfig) -> Any:
     source: Any = config.path
     tensors: Any = None
     model_class: Any = AutoModelForCausalLM
-    if (config.path / INDEX).is_file() or quantization(str(config.path), config.path):
-        from smartspec_py.engines.torch.weights import file_tensors  # it imports this module
+    from smartspec_py.engines.torch.weights import file_tensors  # it imports this module
 
+    if (config.path / INDEX).is_file() or quantization(str(config.path), config.path):
         source, tensors = None, dict(file_tensors(config.path))
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
@@ -264,6 +270,11 @@ def load_model(config: RunnerConfig) -> Any:
         raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
     model, info = loaded
     check_complete(info["missing_keys"], config)
+    if unexpected := info["unexpected_keys"]:
+        check_used(unexpected, file_tensors(config.path), config)
+    if hf_config.tie_word_embeddings and getattr(model, "_tied_weights_keys", None):
+        pair = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        check_tied(pair[0] is pair[1], config)
     model = model.to(config.device).eval()
     for name, weight in model.named_parameters():
         check_finite(name, weight, config)
@@ -276,6 +287,32 @@ def check_complete(missing: Collection[str], config: RunnerConfig) -> None:
         raise ModelError(
             f"{config.path}: the weight files lack {len(missing)} tensors, such as {min(missing)}: "
             "copy the whole checkpoint"
+        )
+
+
+def check_used(
+    unexpected: Collection[str], tensors: Mapping[str, torch.Tensor], config: RunnerConfig
+) -> None:
+    """A tensor that the model does not have would be left out, so it must be an error here. Biases
+    of 0, which some quantised checkpoints have everywhere, and constants change nothing.
+
+    unexpected: names in the files. tensors: the files.
+    """
+    for name in sorted(unexpected):
+        is_zero = name.endswith(".bias") and name in tensors and not tensors[name].any()
+        if not is_zero and not CONSTANTS.search(name):
+            raise ModelError(
+                f"{config.path}: the weight files have the tensor {name}, which the model of "
+                "config.json has not: use the config.json of this checkpoint, or another model"
+            )
+
+
+def check_tied(is_tied: bool, config: RunnerConfig) -> None:
+    """is_tied: whether the output layer of a model with tie_word_embeddings is its embedding."""
+    if not is_tied:
+        raise ModelError(
+            f"{config.path}: the weight files have an output layer that is not the embedding: set "
+            "tie_word_embeddings in config.json to false"
         )
 
 

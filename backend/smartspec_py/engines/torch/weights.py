@@ -6,7 +6,7 @@ asked for, and given to the graph before the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
-from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quantization
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quantization, weight_files
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.gguf_weights import GgufWeights
 from smartspec_py.engines.torch.quantized import QuantizedTensors
@@ -29,19 +29,21 @@ times as many, it took nine times as long."""
 def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
     """The tensors in the files of a model directory, by the names of the model's parameters.
 
-    Those of *.safetensors are mapped into memory; those of a GGUF file or a quantised checkpoint
+    Those of safetensors are mapped into memory; those of a GGUF file or a quantised checkpoint
     are dequantised when they are read. Raises ModelError if a file cannot be read.
     """
     if (folder / INDEX).is_file():
         return GgufWeights(folder)
-    files = _Safetensors(folder) or _bin_files(folder)
+    paths = [folder / file for file in weight_files(str(folder), folder)]
+    is_bin = any(path.suffix == ".bin" for path in paths)
+    files = _bin_files(folder, paths) if is_bin else _Safetensors(paths)
     settings = quantization(str(folder), folder)
     return QuantizedTensors(files, settings) if settings else files
 
 
-def _bin_files(folder: Path) -> dict[str, torch.Tensor]:
+def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("pytorch_model*.bin")):
+    for path in paths:
         try:
             loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
         except Exception as error:  # a damaged file can raise any exception of pickle
@@ -51,9 +53,9 @@ def _bin_files(folder: Path) -> dict[str, torch.Tensor]:
 
 
 class _Safetensors(Mapping[str, torch.Tensor]):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._files: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in paths:
             with safe_open(path, "pt") as file:
                 self._files |= dict.fromkeys(file.keys(), path)
 
@@ -78,8 +80,15 @@ class FileWeights(Mapping[str, torch.Tensor]):
         self._config = config
         self._tensors = file_tensors(config.path)
         self._checked: set[str] = set()
+        self._left_out: set[str] = set()
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Be without these tensors from now on."""
+        self._left_out |= set(names)
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._left_out:
+            raise KeyError(name)
         tensor = self._tensors[name]
         if name not in self._checked:
             check_finite(name, tensor, self._config)
@@ -87,10 +96,10 @@ class FileWeights(Mapping[str, torch.Tensor]):
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return (name for name in self._tensors if name not in self._left_out)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)
