@@ -143,3 +143,12 @@ def test_the_context_of_timed_passes_is_bounded(
     """Half of the context, at most 512 tokens, and at most 1 GiB: 32 rows of 170 x 192 KiB."""
     limits = LimitsConfig(max_context_len=served, max_sequences=32)
     assert build_torch._shape(limits, bytes_per_token).context_len == timed
+
+
+def test_a_profile_is_valid_with_more_or_less_free_memory() -> None:
+    """The served context changes with it."""
+    shapes = [
+        build_torch._shape(LimitsConfig(max_context_len=length), 1000)
+        for length in (4_096, 7_680, 11_776)
+    ]
+    assert len(set(shapes)) == 1

@@ -32,6 +32,7 @@ from smartspec_py.engines.model_files import (
     stepwise_capabilities,
 )
 from smartspec_py.engines.profile import (
+    PROMPT_GRID,
     ProfileShape,
     cached_profile,
     fingerprint,
@@ -303,7 +304,8 @@ def _shape(limits: LimitsConfig, bytes_per_token: int) -> ProfileShape:
         limits.max_draft_len,
         min(limits.context_len // 2, MAX_PROFILED_CONTEXT, max(1, fitting)),
         limits.prefill_chunk,
-        limits.context_len,
+        # Longer ones change no cost. The served context depends on the memory that is free.
+        min(limits.context_len, PROMPT_GRID[-1]),
     )
 
 
