@@ -348,7 +348,7 @@ def test_end_tokens_and_templates(tmp_path: Path) -> None:
         ({"general.alignment": 0}, r"damaged, .* \(general.alignment 0\): copy it again"),
         ({"tokenizer.ggml.eos_token_id": 303}, "eos_token_id 303, .* a whole number in 0..302"),
         ({"tokenizer.ggml.eos_token_id": [0]}, r"eos_token_id \[0\], but it must be a whole"),
-        ({"tokenizer.ggml.token_type": [1]}, r"token_type \[1\], .* a list of 303 numbers in 1..6"),
+        ({"tokenizer.ggml.token_type": [1]}, r"token_type \[1\], .* a list of 303 numbers in 0..6"),
         ({"tokenizer.ggml.merges": ["a nothing"]}, "has the merge 'a nothing' of tokens that it"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "token_type .* a list of 2 numbers"),
         ({"tokenizer.ggml.add_bos_token": "yes"}, "add_bos_token 'yes', but it must be true or"),

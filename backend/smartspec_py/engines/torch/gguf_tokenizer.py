@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.torch.gguf_fields import Fields
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 """Kinds of tokens. A tokenizer.json has no unused ones, which pad the vocabulary."""
 
 _QWEN = (
@@ -58,7 +58,7 @@ class Vocabulary:
     def __init__(self, fields: Fields) -> None:
         self.tokens = fields.texts("tokenizer.ggml.tokens")
         key = "tokenizer.ggml.token_type"
-        self.kinds: list[int] = fields.numbers(key, len(self.tokens), NORMAL, BYTE)
+        self.kinds: list[int] = fields.numbers(key, len(self.tokens), UNDEFINED, BYTE)
         used = [n for n, kind in enumerate(self.kinds) if kind != UNUSED]
         self.ids = {self.tokens[number]: number for number in used}
         if len(self.ids) != len(used):
