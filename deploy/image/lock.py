@@ -1,9 +1,7 @@
 """Writes locked.txt again: the same packages and versions, with the hashes of their wheels.
 
-    python deploy/image/lock.py     after a version in locked.txt was changed or a line was added
-
-pip selects the wheels that the CPU image installs, whatever this machine is. The image is built
-with --require-hashes.
+Run it after a version in locked.txt was changed or a line was added. pip selects the wheels that
+the CPU image installs, whatever this machine is. The image is built with --require-hashes.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser
 from pathlib import Path
 
 FILE = Path(__file__).with_name("locked.txt")
@@ -29,6 +28,7 @@ def _normal(name: str) -> str:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__).parse_args()
     lines = FILE.read_text(encoding="utf-8").splitlines()
     comments = [line for line in lines if line.startswith("#")]
     pins = [line.split()[0] for line in lines if "==" in line and not line.startswith("#")]
