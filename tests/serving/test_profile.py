@@ -19,15 +19,15 @@ from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.engines import measure as measuring
 from smartspec_py.engines import profile as module
+from smartspec_py.engines.measure import ProfileShape, measure
 from smartspec_py.engines.profile import (
-    ProfileShape,
     cached_profile,
     driver_name,
     fingerprint,
     load_cost,
     machine_name,
-    profile,
     store_cost,
     vector_instructions,
 )
@@ -47,8 +47,8 @@ SHAPE = ProfileShape(
 
 @pytest.fixture(autouse=True)
 def any_pass_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ENOUGH_S", math.inf)
-    monkeypatch.setattr(module, "LONG_S", math.inf)
+    monkeypatch.setattr(measuring, "ENOUGH_S", math.inf)
+    monkeypatch.setattr(measuring, "LONG_S", math.inf)
 
 
 def by_hand(batch_size: int, tokens_per_row: int, context_len: int, num_logits: int) -> float:
@@ -61,10 +61,10 @@ def test_keys_that_are_read_for_each_token_are_kept_apart() -> None:
     def reads(rows: int, tokens: int, context_len: int, _: int) -> float:
         return 1.0 + 0.01 * context_len * rows * tokens
 
-    cost = profile(CountingEngine(reads), None, SHAPE)
+    cost = measure(CountingEngine(reads), None, SHAPE)
     assert cost.target_s(3, 9, 500) == pytest.approx(1.0 + 5.0 * 9)
     assert cost.target_s(6, 6, 500) == pytest.approx(1.0 + 5.0 * 6)
-    once = profile(CountingEngine(), None, SHAPE)
+    once = measure(CountingEngine(), None, SHAPE)
     assert once.target.context_token_s == pytest.approx(0.0)
 
 
@@ -86,7 +86,7 @@ class CountingEngine:
 
 def test_a_profile_tells_what_the_engine_takes() -> None:
     """Rows 1, 2, 4, 6 and 1, 2, 3, 4, 5 tokens each, at a context of 100."""
-    cost = profile(CountingEngine(), CountingEngine(lambda *p: 0.1 * by_hand(*p)), SHAPE)
+    cost = measure(CountingEngine(), CountingEngine(lambda *p: 0.1 * by_hand(*p)), SHAPE)
     assert cost.target.rows == (1, 2, 4, 6)
     assert cost.target.tokens_per_row == (1, 2, 3, 4, 5)
     assert cost.target_s(2, 6, 100) == pytest.approx(1.0 + 3.0 + 2.0)
@@ -101,7 +101,7 @@ def test_a_profile_tells_what_the_engine_takes() -> None:
 def test_a_prompt_is_timed_as_it_is_read() -> None:
     """One row without context, and one position with logits: 1 + 0.3 n + 0.2, so that n tokens add
     0.3 (n - 1) to a pass. The last size is the chunk; one beyond it goes on with the last slope."""
-    cost = profile(CountingEngine(), None, SHAPE)
+    cost = measure(CountingEngine(), None, SHAPE)
     assert cost.prompt is not None
     assert cost.prompt.tokens_per_row == (1, 16, 32, 40)
     assert cost.prompt.seconds[0] == pytest.approx((1.5, 6.0, 10.8, 13.2))
@@ -119,13 +119,13 @@ def test_what_another_number_of_tokens_costs_is_kept_apart() -> None:
         last.append(rows * tokens)
         return by_hand(rows, tokens, *more) + change_s * (not is_ready)
 
-    found = profile(CountingEngine(changing), None, SHAPE)
+    found = measure(CountingEngine(changing), None, SHAPE)
     assert found.change_s == pytest.approx(0.5)
-    steady = profile(CountingEngine(), None, SHAPE)
+    steady = measure(CountingEngine(), None, SHAPE)
     assert steady.change_s == 0.0
     assert found.target.seconds == tuple(map(pytest.approx, steady.target.seconds))
     by_chance = CountingEngine(partial(changing, change_s=0.01))
-    assert profile(by_chance, None, SHAPE).change_s == 0.0
+    assert measure(by_chance, None, SHAPE).change_s == 0.0
 
 
 def test_draft_passes_are_timed_behind_passes_of_the_target() -> None:
@@ -137,7 +137,7 @@ def test_draft_passes_are_timed_behind_passes_of_the_target() -> None:
         before, num_seen = num_seen, target.num_passes
         return by_hand(*point) * (3.0 if num_seen > before else 1.0)
 
-    cost = profile(target, CountingEngine(cold), SHAPE)
+    cost = measure(target, CountingEngine(cold), SHAPE)
     # 1 s + 2 rows of 0.3 + 0.2 + 1.0 s is 4 s warm; three times as long and warm, on average twice.
     assert cost.draft_s(2) == pytest.approx(2 * 4.0)
 
@@ -145,11 +145,11 @@ def test_draft_passes_are_timed_behind_passes_of_the_target() -> None:
 def test_noise_and_edges() -> None:
     """The first 30 passes take 100 s: more than a round. Costs that fall are no negative price."""
     noisy = CountingEngine(lambda *p: 100.0 if noisy.num_passes <= 30 else by_hand(*p))
-    assert profile(noisy, None, SHAPE) == profile(CountingEngine(), None, SHAPE)
+    assert measure(noisy, None, SHAPE) == measure(CountingEngine(), None, SHAPE)
     falling = CountingEngine(lambda rows, tokens, context_len, _: (1 - 1e-3 * context_len) / tokens)
-    assert profile(falling, None, SHAPE).target.context_s == 0.0
-    assert profile(CountingEngine(), falling, SHAPE).catch_up_s == 0.0
-    undrafted = profile(CountingEngine(), None, replace(SHAPE, max_draft_len=0, prefill_chunk=1))
+    assert measure(falling, None, SHAPE).target.context_s == 0.0
+    assert measure(CountingEngine(), falling, SHAPE).catch_up_s == 0.0
+    undrafted = measure(CountingEngine(), None, replace(SHAPE, max_draft_len=0, prefill_chunk=1))
     assert (undrafted.draft, undrafted.target.tokens_per_row) == (None, (1,))
     assert undrafted.prefill_s(1) == 0.0
 
@@ -170,7 +170,7 @@ def test_a_chunk_is_as_long_as_prompts_get_cheaper_by_it(
     fixed_s: float, max_prompt: int, chunk: int
 ) -> None:
     engine = CountingEngine(lambda rows, tokens, *_: fixed_s + 0.3 * rows * tokens)
-    cost = profile(engine, None, replace(SHAPE, prefill_chunk=None, max_prompt=max_prompt))
+    cost = measure(engine, None, replace(SHAPE, prefill_chunk=None, max_prompt=max_prompt))
     assert cost.prompt is not None
     assert cost.prompt.tokens_per_row[-1] == chunk
 
@@ -183,7 +183,7 @@ def is_measured(folder: Path | None, *identity: str, shape: ProfileShape = SHAPE
     """Whether passes were timed, and not read from the folder."""
     engine = CountingEngine()
     cost = cached_profile(engine, None, shape, folder, identity)
-    assert cost == profile(CountingEngine(), None, shape)
+    assert cost == measure(CountingEngine(), None, shape)
     return engine.num_passes > NUM_CHECKED
 
 
@@ -220,7 +220,7 @@ def test_a_profile_of_a_busy_machine_is_measured_again(
     busy = CountingEngine(lambda *point: factor * by_hand(*point))
     stored = cached_profile(busy, None, SHAPE, tmp_path, ["model a"])
     found = cached_profile(CountingEngine(), None, SHAPE, tmp_path, ["model a"])
-    assert found == (stored if is_kept else profile(CountingEngine(), None, SHAPE))
+    assert found == (stored if is_kept else measure(CountingEngine(), None, SHAPE))
     assert load_cost(next(tmp_path.iterdir())) == found
 
 
@@ -353,9 +353,9 @@ def test_behind_the_budget_costs_are_inferred(budget_s: float, num_passes: int) 
         return by_hand(*point)
 
     engine = CountingEngine(slow)
-    cost = profile(engine, None, SHAPE, budget_s, clock.now)
+    cost = measure(engine, None, SHAPE, budget_s, clock.now)
     assert engine.num_passes == num_passes
-    whole = profile(CountingEngine(), None, SHAPE)
+    whole = measure(CountingEngine(), None, SHAPE)
     for found, expected in zip(cost.target.seconds, whole.target.seconds, strict=True):
         assert found == pytest.approx(expected)
     assert cost.prefill_s(32) == pytest.approx(whole.prefill_s(32))
@@ -371,7 +371,7 @@ def test_costs_with_a_step_are_inferred_from_passes_of_as_many_tokens() -> None:
         clock.sleep(1.0)
         return (1.0 if rows * tokens < 5 else 2.0) + 0.01 * rows * context_len
 
-    cost = profile(CountingEngine(stepped), None, SHAPE, 0.0, clock.now)
+    cost = measure(CountingEngine(stepped), None, SHAPE, 0.0, clock.now)
     assert cost.target_s(2, 2, 100) == pytest.approx(1.0 + 2.0)
     assert cost.target_s(2, 6, 100) == pytest.approx(2.0 + 2.0)
     assert cost.target_s(6, 30, 100) == pytest.approx(2.0 + 6.0)
@@ -384,9 +384,9 @@ def test_passes_that_include_a_long_one_are_inferred(
     """With 6 rows, 10 s for one token and 3 s for each further: that line is timed up to 3 tokens,
     or 2. With 4 rows, 7 s and 2 s: all 5, or 4 and the pass of 5 that is always timed. Larger
     prompts are not tried."""
-    monkeypatch.setattr(module, "LONG_S", long_s)
+    monkeypatch.setattr(measuring, "LONG_S", long_s)
     engine = CountingEngine()
-    cost = profile(engine, None, replace(SHAPE, prefill_chunk=None, max_prompt=4000))
+    cost = measure(engine, None, replace(SHAPE, prefill_chunk=None, max_prompt=4000))
     timed = {(rows, num) for rows, num, context_len in engine.timed if context_len == 100}
     expected = zip((1, 2, 4, 6), most_tokens, strict=True)
     assert timed == {(4, 5)} | {

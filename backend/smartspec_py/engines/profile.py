@@ -1,9 +1,4 @@
-"""Measures how long an engine's passes take before it serves, and stores the result on disk.
-
-The passes that plans need most are timed first: one request with drafts, the largest batch, and
-one prompt chunk. The others follow while there is time (`limits.profile_s`). A pass that was not
-timed is inferred from those that were, by its number of tokens (`_Target.seconds`). Live steps
-correct the rest (`core.learn.corrections`).
+"""Stores measured costs on disk, so that only the first start measures them.
 
 A profile is valid for a pair of models, a machine, settings, library versions and a driver. If any
 of them changes, the server measures again. The file of a profile also stores what a server has
@@ -20,48 +15,19 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from smartspec_py.core.cost import CostModel, PassTable, cost_from_json, interpolate
-from smartspec_py.defaults import LEAST_CHUNK
+from smartspec_py.core.cost import CostModel, cost_from_json
 from smartspec_py.engines.base import Profilable
+from smartspec_py.engines.measure import ProfileShape, measure
 
 logger = logging.getLogger(__name__)
 
 PROFILE_VERSION = 12
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
-
-NUM_ROUNDS = 5
-ENOUGH_S = 0.1
-"""A pass that was timed for so many seconds, and twice, is not timed again: chance matters less."""
-
-LONG_S = 0.2
-"""If a pass takes longer, those with as many rows and tokens per row or more are timed only if they
-are among the first. Such passes are limited by arithmetic, so each token costs the same."""
-
-FEW_ROWS = 4
-"""Rows of a pass with drafts that is among the first."""
-
-ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
-TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
-PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-WORTH_DOUBLING = 0.9
-"""Starting at LEAST_CHUNK, the prompt chunk is doubled while the time per token falls to this
-factor or less. Then one larger pass delays the other requests less than two smaller passes. Result
-on two cores of an Intel Xeon with AMX: 256 tokens in bfloat16 and 128 in float32."""
-
-CATCH_UP_TOKENS = (16, 80)
-"""Tokens of two passes of the draft model. Their difference gives the cost of one token."""
-
-OTHER_SIZES, LEAST_CHANGE = (4, 5, 6, 7), 0.02
-"""Tokens of passes that are run to find out what another number costs: more than an engine keeps
-ready. If that is a smaller share of a pass, it is taken as 0."""
-
-CHANGE_S = 0.5
-"""No more rounds of these passes start after so many seconds."""
 
 BUSY_FACTOR = 0.7
 """A stored profile is measured again if one pass takes less than this share of its stored time:
@@ -70,39 +36,6 @@ the costs."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
-
-
-@dataclass(frozen=True)
-class ProfileShape:
-    """The range of passes that a server can run.
-
-    context_len: tokens of context to measure at.
-    prefill_chunk: prompt tokens in a pass. None: the profile chooses it, see WORTH_DOUBLING.
-    max_prompt: most prompt tokens that one request can have.
-    """
-
-    max_sequences: int
-    max_draft_len: int
-    context_len: int
-    prefill_chunk: int | None
-    max_prompt: int
-
-
-class _Pass(NamedTuple):
-    """See `Profilable`."""
-
-    batch_size: int
-    tokens_per_row: int
-    context_len: int
-    num_logits: int | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return self.batch_size * self.tokens_per_row
-
-
-IsOver = Callable[[], bool]
-"""Whether the time for measuring is over."""
 
 
 def read_profile(path: Path) -> dict[str, Any]:
@@ -141,279 +74,6 @@ def write_json(path: Path, document: Any) -> None:
         raise
 
 
-def profile(
-    target: Profilable,
-    draft: Profilable | None,
-    shape: ProfileShape,
-    budget_s: float = math.inf,
-    clock: Callable[[], float] = time.monotonic,
-) -> CostModel:
-    """Measure a cost model.
-
-    Target passes are measured over rows x tokens and over prompt tokens, draft passes over rows.
-    budget_s: after this many seconds, only passes that cannot be inferred are still timed, once
-    each. clock: seconds, any origin.
-    """
-    until_s = clock() + budget_s
-
-    def is_over() -> bool:
-        return clock() >= until_s
-
-    change_s = _change_s(target, clock, is_over)
-    decoding = _Target(_Timer(target, is_ready=change_s > 0.0), shape)
-    prompts = _Prompts(_Timer(target), shape)
-    drafts = None if draft is None else _Drafts(draft, target, shape)
-    parts: list[_Part] = [decoding, prompts, *([drafts] if drafts else [])]
-    for part in parts:
-        part.time_first()
-    for number in range(NUM_ROUNDS):
-        logger.info("timing passes: round %d of %d", number + 1, NUM_ROUNDS)
-        for part in parts:
-            part.time_more(is_over)
-    if is_over():
-        logger.info("limits.profile_s has passed: some costs are from fewer passes, or inferred")
-    cost = CostModel(decoding.table(), change_s=change_s, prompt=prompts.table())
-    if drafts is None:
-        return cost
-    return replace(cost, draft=drafts.table(), catch_up_s=drafts.catch_up_s)
-
-
-def _change_s(engine: Profilable, clock: Callable[[], float], is_over: IsOver) -> float:
-    """`CostModel.change_s`: a pass behind several of other sizes, and behind one of its own."""
-    behind_others, again, start = [], [], clock()
-    for number in range(NUM_ROUNDS):
-        if number and (is_over() or clock() - start > CHANGE_S):
-            break
-        for num_tokens in OTHER_SIZES:
-            engine.time_pass(1, num_tokens, 0, 1)
-        behind_others.append(engine.time_pass(1, OTHER_SIZES[0] - 1, 0, 1))
-        again.append(engine.time_pass(1, OTHER_SIZES[0] - 1, 0, 1))
-    change_s = min(behind_others) - min(again)
-    return change_s if change_s > LEAST_CHANGE * min(again) else 0.0
-
-
-def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
-    return (*(value for value in grid if value < largest), largest)
-
-
-class _Timer:
-    """Times an engine's passes; `best_s` has the best time of each pass so far.
-
-    Disturbances only make a pass longer, so the best time is the time of the pass itself.
-
-    is_ready: whether each pass is timed behind one of the same size.
-
-    behind: an engine whose passes run between the passes of this one. Its weights replace those of
-    this engine in the CPU's caches. Therefore each measurement runs `behind` once and then averages
-    two passes of this engine, and only the first of them finds the caches in this state.
-    """
-
-    def __init__(
-        self, engine: Profilable, behind: Profilable | None = None, is_ready: bool = False
-    ) -> None:
-        self.best_s: dict[_Pass, float] = {}
-        self._engine, self._behind, self._is_ready = engine, behind, is_ready
-        self._total_s: dict[_Pass, list[float]] = {}
-
-    def time(self, passes: Iterable[_Pass], is_over: IsOver = lambda: False) -> None:
-        """Time each pass once more, unless that is not worth it, see ENOUGH_S and LONG_S."""
-        for one in passes:
-            if is_over():
-                return
-            seconds = self._total_s.setdefault(one, [])
-            if len(seconds) < NUM_ROUNDS and (len(seconds) < 2 or sum(seconds) <= ENOUGH_S):
-                seconds.append(self._pass_s(one, is_first=not seconds))
-                self.best_s[one] = min(seconds)
-
-    def is_long(self, one: _Pass) -> bool:
-        """Whether a pass that this one includes takes longer than LONG_S."""
-        return any(
-            seconds > LONG_S
-            and known.batch_size <= one.batch_size
-            and known.tokens_per_row <= one.tokens_per_row
-            for known, seconds in self.best_s.items()
-        )
-
-    def _pass_s(self, one: _Pass, is_first: bool) -> float:
-        if is_first or self._is_ready:
-            # The first pass of a size is slower; of a long one, by a small share.
-            seconds = self._engine.time_pass(*one)
-            if is_first and seconds > LONG_S:
-                return seconds
-        if self._behind is None:
-            return self._engine.time_pass(*one)
-        self._behind.time_pass(1, 1, 0)
-        return (self._engine.time_pass(*one) + self._engine.time_pass(*one)) / 2
-
-
-class _Part(Protocol):
-    """The passes of one table."""
-
-    def time_first(self) -> None:
-        """Time the passes from which the others can be inferred."""
-
-    def time_more(self, is_over: IsOver) -> None:
-        """Time each pass that is worth it once more."""
-
-
-class _Target:
-    """The target's passes over rows x tokens."""
-
-    def __init__(self, timer: _Timer, shape: ProfileShape) -> None:
-        self._timer, self._context_len = timer, shape.context_len
-        self._shorter = shape.context_len // 4
-        self._rows = _grid(ROW_GRID, shape.max_sequences)
-        self._tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-        most, longest = self._rows[-1], self._tokens[-1]
-        doubled = [num for num in self._tokens if num in (1, 2, 4)] + [longest]
-        one_row = [self._pass(1, num) for num in dict.fromkeys(doubled)]
-        # Large batches show the effect of context best: they read the most keys and values.
-        self._batch = self._pass(most, 1)
-        self._later = self._pass(min(FEW_ROWS, most), longest)
-        self._first = [*one_row, *self._with_shorter(self._batch), *self._with_shorter(self._later)]
-        all_passes = [self._pass(r, num) for r in self._rows for num in self._tokens]
-        by_size = sorted(all_passes, key=lambda one: (one.tokens_per_row > 1, one.num_tokens))
-        self._passes = list(dict.fromkeys([*self._first, *by_size]))
-
-    def _pass(self, batch_size: int, tokens_per_row: int) -> _Pass:
-        return _Pass(batch_size, tokens_per_row, self._context_len)
-
-    def _with_shorter(self, one: _Pass) -> tuple[_Pass, _Pass]:
-        return one, one._replace(context_len=self._shorter)
-
-    def _saved_s(self, one: _Pass) -> float:
-        """Seconds that the pass takes less at the shorter context."""
-        known, shorter = (self._timer.best_s[each] for each in self._with_shorter(one))
-        return known - shorter
-
-    def time_first(self) -> None:
-        self._timer.time(self._first)
-
-    def time_more(self, is_over: IsOver) -> None:
-        timer = self._timer
-        for one in self._passes:
-            if one in timer.best_s or not timer.is_long(one):
-                timer.time([one], is_over)
-
-    def table(self) -> PassTable:
-        num_less = max(1, self._context_len - self._shorter)
-        context_s = max(0.0, self._saved_s(self._batch)) / (self._batch.batch_size * num_less)
-        num_later = self._later.num_tokens - self._later.batch_size
-        saved_s = self._saved_s(self._later) - context_s * self._later.batch_size * num_less
-        context_token_s = max(0.0, saved_s) / (num_less * max(1, num_later))
-        seconds = self.seconds(context_s, context_token_s)
-        grid = tuple(tuple(seconds[r, num] for num in self._tokens) for r in self._rows)
-        return PassTable(
-            self._rows, self._tokens, grid, self._context_len, context_s, context_token_s
-        )
-
-    def seconds(self, context_s: float, context_token_s: float) -> dict[tuple[int, int], float]:
-        """Of each number of rows and tokens per row, timed or inferred.
-
-        A pass without its context takes as long as any with as many tokens in total. So
-
-            T(r, n) = T(r, m) + free(r n) - free(r m) + context(r, n) - context(r, m)
-
-        where m is the largest timed number of tokens per row below n. free is the time without
-        context of the timed passes, linear between their numbers of tokens.
-        """
-
-        def context(rows: int, num: int) -> float:
-            return (context_s * rows + context_token_s * rows * (num - 1)) * self._context_len
-
-        timed = {
-            (one.batch_size, one.tokens_per_row): seconds
-            for one, seconds in self._timer.best_s.items()
-            if one.context_len == self._context_len
-        }
-        by_size: dict[int, list[float]] = {}
-        for (rows, num), seconds in timed.items():
-            by_size.setdefault(rows * num, []).append(seconds - context(rows, num))
-        sizes = sorted(by_size)
-        means = [sum(by_size[size]) / len(by_size[size]) for size in sizes]
-        found = {}
-        for rows in self._rows:
-            start = 0, 0.0
-            for num in self._tokens:
-                if (rows, num) in timed:
-                    found[rows, num] = timed[rows, num]
-                    start = num, found[rows, num]
-                    continue
-                free_s = interpolate(rows * num, sizes, means) + context(rows, num)
-                if start[0]:
-                    free_s += start[1] - context(rows, start[0])
-                    free_s -= interpolate(rows * start[0], sizes, means)
-                found[rows, num] = max(free_s, start[1], 0.0)
-        return found
-
-
-class _Prompts:
-    """Passes that read prompts: one row, logits for the last position only. The last number of
-    tokens in the table is the prompt chunk."""
-
-    def __init__(self, timer: _Timer, shape: ProfileShape) -> None:
-        self._timer, self._shape = timer, shape
-        self._chunk = min(shape.prefill_chunk or LEAST_CHUNK, shape.max_prompt)
-
-    def time_first(self) -> None:
-        self._timer.time(map(_prompt, _grid((1, 16), self._chunk)))
-
-    def time_more(self, is_over: IsOver) -> None:
-        self._timer.time(map(_prompt, _grid(PROMPT_GRID, self._chunk)), is_over)
-        most = min(self._shape.max_prompt, PROMPT_GRID[-1])
-        best_s = self._timer.best_s
-        while self._shape.prefill_chunk is None and 2 * self._chunk <= most:
-            one, twice = _prompt(self._chunk), _prompt(2 * self._chunk)
-            if is_over() or best_s[one] > LONG_S:
-                break
-            self._timer.time([twice])
-            if best_s[twice] > WORTH_DOUBLING * 2 * best_s[one]:
-                break
-            self._chunk *= 2
-
-    def table(self) -> PassTable:
-        timed = {one.tokens_per_row: seconds for one, seconds in self._timer.best_s.items()}
-        tokens = [num for num in sorted(timed) if num <= self._chunk]
-        return PassTable((1,), tuple(tokens), (tuple(timed[num] for num in tokens),))
-
-
-class _Drafts:
-    """Passes of the draft model: of one token per row, and of tokens that its cache lacks."""
-
-    def __init__(self, draft: Profilable, target: Profilable, shape: ProfileShape) -> None:
-        self._timer, self._reading = _Timer(draft, behind=target), _Timer(draft)
-        self._rows = _grid(ROW_GRID, shape.max_sequences)
-        self._context_len = shape.context_len
-
-    def _pass(self, rows: int) -> _Pass:
-        return _Pass(rows, 1, self._context_len)
-
-    def time_first(self) -> None:
-        self._reading.time(map(_prompt, CATCH_UP_TOKENS))
-        self._timer.time(map(self._pass, dict.fromkeys((1, self._rows[-1]))))
-
-    def time_more(self, is_over: IsOver) -> None:
-        self._timer.time(map(self._pass, self._rows), is_over)
-        self._reading.time(map(_prompt, CATCH_UP_TOKENS), is_over)
-
-    @property
-    def catch_up_s(self) -> float:
-        """Of one token in a pass that reads the tokens missing from the draft cache."""
-        few_s, many_s = (self._reading.best_s[_prompt(num)] for num in CATCH_UP_TOKENS)
-        return max(0.0, many_s - few_s) / (CATCH_UP_TOKENS[1] - CATCH_UP_TOKENS[0])
-
-    def table(self) -> PassTable:
-        timed = {one.batch_size: seconds for one, seconds in self._timer.best_s.items()}
-        known = sorted(timed)
-        seconds = [timed[num] for num in known]
-        each = [(interpolate(num, known, seconds),) for num in self._rows]
-        return PassTable(self._rows, (1,), tuple(each), self._context_len)
-
-
-def _prompt(num_tokens: int) -> _Pass:
-    return _Pass(1, num_tokens, 0, num_logits=1)
-
-
 def cached_profile(
     target: Profilable,
     draft: Profilable | None,
@@ -427,11 +87,11 @@ def cached_profile(
     identity: everything else that the cost depends on: models, device, settings, library versions.
     The machine and its driver are added here.
     folder: None stores nothing. If it cannot be read or written, this is logged and not raised.
-    budget_s: see `profile`.
+    budget_s: see `measure`.
     """
     path = profile_path(shape, folder, identity)
     if path is None:
-        return profile(target, draft, shape, budget_s)
+        return measure(target, draft, shape, budget_s)
     if "cost" in (document := read_profile(path)):
         try:
             cost = cost_from_json(document["cost"])
@@ -443,7 +103,7 @@ def cached_profile(
                 return cost
             logger.info("%s was measured on a busy machine: measuring again", path)
     start = time.perf_counter()
-    cost = profile(target, draft, shape, budget_s)
+    cost = measure(target, draft, shape, budget_s)
     seconds = time.perf_counter() - start
     try:
         store_cost(cost, path, _whole_identity(shape, identity))

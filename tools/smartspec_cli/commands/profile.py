@@ -45,7 +45,9 @@ DRAFT_LEN = 3
 """With which the acceptance rate is measured."""
 
 MAX_TOKENS = 48
-PROFILE_LOG = logging.getLogger("smartspec_py.engines.profile")
+PROFILE_LOGS = [
+    logging.getLogger(f"smartspec_py.engines.{name}") for name in ("measure", "profile")
+]
 
 
 def profile(
@@ -155,12 +157,14 @@ def _measured(
             shown.update(messages[-1])
             return True
 
-        PROFILE_LOG.setLevel(logging.INFO)
-        PROFILE_LOG.addFilter(note)
+        for log in PROFILE_LOGS:
+            log.setLevel(logging.INFO)
+            log.addFilter(note)
         try:
             engine = engine_of(config)
         finally:
-            PROFILE_LOG.removeFilter(note)
+            for log in PROFILE_LOGS:
+                log.removeFilter(note)
         # The last message names the file.
         console.print(messages[-1], highlight=False, soft_wrap=True)
         shown.update("measuring the acceptance rate")

@@ -23,6 +23,7 @@ from smartspec_py.defaults import (
 )
 from smartspec_py.engines.base import Proposer
 from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
 from smartspec_py.engines.model_files import (
     end_tokens,
     existing,
@@ -32,8 +33,6 @@ from smartspec_py.engines.model_files import (
     stepwise_capabilities,
 )
 from smartspec_py.engines.profile import (
-    PROMPT_GRID,
-    ProfileShape,
     cached_profile,
     fingerprint,
     profile_path,

@@ -16,6 +16,7 @@ from smartspec_py.config import LimitsConfig, TrtllmEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, GUIDE_FIELDS, ConfigError
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.measure import ProfileShape
 from smartspec_py.engines.model_files import (
     end_tokens,
     existing,
@@ -23,7 +24,7 @@ from smartspec_py.engines.model_files import (
     log_unused_defaults,
     num_token_ids,
 )
-from smartspec_py.engines.profile import ProfileShape, cached_profile, profile_path
+from smartspec_py.engines.profile import cached_profile, profile_path
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role, faults_of, read_engine
 from smartspec_py.engines.trtllm.memory import (
