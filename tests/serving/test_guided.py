@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, GuideType, Verification
-from smartspec_py.engines.grammar import GrammarCompiler, GrammarError
+from smartspec_py.engines.grammar import GrammarCompiler, GrammarError, _check_multiples
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, InvalidField
 from smartspec_py.serving.server import Server
@@ -172,6 +172,8 @@ def test_a_text_that_is_cut_says_so(server: Server) -> None:
 
 
 LOOP = '{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'
+HUGE_MULTIPLE = r"""start: A %json {"allOf": [{"multiple\u004ff": 99.73}, {"multipleOf": 9967e3}]}
+A: "%json" """
 LENIENT = '{"format": "x", "x-guidance": {"lenient": true}, "type": "string"}'
 
 
@@ -204,6 +206,12 @@ LENIENT = '{"format": "x", "x-guidance": {"lenient": true}, "type": "string"}'
             "guided_decoding_guide",
             "rules with stop are not supported",
         ),
+        ({"guide": '{"multipleOf": 123456789}'}, "guided_decoding_guide", "multipleOf"),
+        (
+            {"guide_type": GuideType.EBNF_GRAMMAR, "guide": HUGE_MULTIPLE},
+            "guided_decoding_guide",
+            "must be at most 10000",
+        ),
         ({"ignore_eos": True}, "ignore_eos", "left out with"),
         ({"end_id": -1}, "end_id", "left out with"),
         ({"guide_type": None, "guide": "", "proposer": "grammar"}, "proposer", "draft_model or"),
@@ -232,6 +240,13 @@ HOSTILE = [
     (GuideType.EBNF_GRAMMAR, " \n" * 30_000 + "a" + " " * 5_000),
     (GuideType.JSON_SCHEMA, json.dumps({"pattern": "(?=a)b", "type": "string"})),
 ]
+
+
+@pytest.mark.parametrize(
+    "multiple", ["0.01", "1e-9", "1000", "0.125", "9999", "1e300", "3" + "0" * 399, "true", '"7"']
+)
+def test_ordinary_multiples_are_accepted(multiple: str) -> None:
+    _check_multiples(f'{{"type": "number", "multipleOf": {multiple}}}', 0)
 
 
 def test_hostile_grammars_harm_nobody(server: Server) -> None:

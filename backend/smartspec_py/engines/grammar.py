@@ -12,10 +12,12 @@ and the target then fails this request alone.
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,14 @@ LIMITS = LLParserLimits(
 )
 """Lower than the library's, because a client chooses the grammar: a mask takes at most about 20 ms,
 and a state 40 MB. Ordinary schemas need at most 4 ms."""
+
+MAX_MULTIPLE = 10_000
+"""Largest least common multiple of all values of `multipleOf`, without the zeros at their ends. The
+library makes a state for each remainder, and its limits do not count them: a value of 123456789
+took minutes and 9 GB."""
+
+LARK_JSON = re.compile(r"%json\s*")
+"""What is before a JSON schema in a Lark grammar."""
 
 ANY_JSON = '{"type": ["object", "array"]}'
 
@@ -128,14 +138,46 @@ def _grammar_text(kind: GuideType, guide: str) -> str:
         guide = "\n".join(line for line in guide.splitlines() if line.strip())
         if found := NO_ROLLBACK.search(guide):
             raise GrammarError(f"rules with {found[1]} are not supported")
-        return LLMatcher.grammar_from_lark(any_to_lark(guide))
+        lark = any_to_lark(guide)
+        for found in LARK_JSON.finditer(lark):
+            _check_multiples(lark, found.end())
+        return LLMatcher.grammar_from_lark(lark)
     if kind is GuideType.CHOICE:
         texts = json.loads(guide)
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
             raise GrammarError("a JSON list of texts, at least one, is needed")
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(lark_text, texts))}")
     schema = ANY_JSON if kind is GuideType.JSON else guide
+    _check_multiples(schema, len(schema) - len(schema.lstrip()))
     return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
+
+
+def _check_multiples(text: str, start: int) -> None:
+    """Raises GrammarError if the JSON at this place is too expensive. The library says what is
+    wrong with text that is not JSON."""
+    multiples = [1]
+
+    def note(members: list[tuple[str, Any]]) -> None:
+        multiples.extend(_digits(value) for name, value in members if name == "multipleOf")
+
+    try:
+        json.JSONDecoder(object_pairs_hook=note).raw_decode(text, start)
+    except ValueError:
+        return
+    if math.lcm(*multiples) > MAX_MULTIPLE:
+        raise GrammarError(
+            "the least common multiple of all values of multipleOf must be at most "
+            f"{MAX_MULTIPLE}, without the zeros at the ends of each value"
+        )
+
+
+def _digits(value: Any) -> int:
+    """The digits of a number as an integer: 25 for 0.25 and for 2500. 1 for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 1
+    number = Decimal(str(value))
+    digits = number.normalize().as_tuple().digits if number.is_finite() else ()
+    return int("".join(map(str, digits)) or 1) or 1
 
 
 class GrammarState:
