@@ -73,8 +73,8 @@ MOST_WIDTH, MOST_TOKENS = 2_048, 80
 """Without VNNI, OpenVINO 2026.4 converts compressed weights to float32 in each pass. It then sums
 in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in wider products
 (with AVX2 from 4,224, with AVX512 from 2,304). So wider products are computed in parts, and larger
-passes in several. With AVX2, parts take 0.4 to 1.2 of the time of the whole product, and 80
-tokens take as long per token as 512 (docs/research/performance.md)."""
+passes in several. A pass of 1.0 B over one token then takes 1.1 of the time, and one over more
+tokens 0.75 to 0.97 (docs/research/performance.md)."""
 
 MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
