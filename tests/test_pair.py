@@ -151,6 +151,30 @@ def test_unfit_architectures_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("architectures", -1, "the architectures -1 in its config.json, which must be a list"),
+        ("model_type", [], r"the model_type \[\] and the class"),
+        ("dtype", "x", "the dtype 'x' .* one of float32, bfloat16, float16, float64"),
+        ("hidden_size", "x", "that Transformers cannot use .*hidden_size"),
+        ("hidden_size", -1, "the hidden_size -1 in its config.json"),
+        ("num_attention_heads", 0, "that Transformers cannot use"),
+        ("head_dim", 0, r"the head_dim 0 .* a whole number in 1\.\.100000000"),
+        ("vocab_size", 10**12, "the vocab_size 1000000000000 in its config.json"),
+        ("num_hidden_layers", True, "num_hidden_layers"),
+        ("pad_token_id", 10**12, "the pad_token_id .* less than the vocab_size"),
+    ],
+)
+def test_wrong_fields_of_the_configuration_are_named(
+    target: Path, field: str, value: Any, sentence: str
+) -> None:
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(ModelError, match=sentence):
+        check_pair(target, None)
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},

@@ -156,14 +156,14 @@ class _Timer:
     ) -> None:
         self.best_s: dict[_Pass, float] = {}
         self._engine, self._behind, self._is_ready = engine, behind, is_ready
-        self._total_s: dict[_Pass, list[float]] = {}
+        self._seconds: dict[_Pass, list[float]] = {}
 
     def time(self, passes: Iterable[_Pass], is_over: IsOver = lambda: False) -> None:
         """Time each pass once more, unless that is not worth it, see ENOUGH_S and LONG_S."""
         for one in passes:
             if is_over():
                 return
-            seconds = self._total_s.setdefault(one, [])
+            seconds = self._seconds.setdefault(one, [])
             if len(seconds) < NUM_ROUNDS and (len(seconds) < 2 or sum(seconds) <= ENOUGH_S):
                 seconds.append(self._pass_s(one, is_first=not seconds))
                 self.best_s[one] = min(seconds)

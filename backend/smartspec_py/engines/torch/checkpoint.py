@@ -63,6 +63,17 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")
 Transformers chooses the angles of a whole pass by its longest request, so a text would depend on
 the other requests."""
 
+DTYPES = (None, "float32", "bfloat16", "float16", "float64")
+"""Types of a checkpoint. Texts are computed in `dtype` of engine.json."""
+
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+"""Fields of a configuration that count something, if they are there."""
+
+MOST_SIZE = 100_000_000
+
 SERVED_ROTATIONS = (*ROTATIONS, "longrope")
 """See `rope.fix_longrope`."""
 
@@ -157,13 +168,19 @@ def check_model(name: str, folder: Path) -> None:
     document = read_json(name, folder, "config.json")
     if document is None:
         raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
+    classes = document.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        raise _wrong_field(name, "architectures", classes, "a list of texts")
+    for field in ("dtype", "torch_dtype"):
+        if (dtype := document.get(field)) not in DTYPES:
+            raise _wrong_field(name, field, dtype, f"one of {', '.join(map(str, DTYPES[1:]))}")
     if is_eagle(document) or any(key.startswith("medusa_") for key in document):
         raise ModelError(
             f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
             "that it was trained for as the target"
         )
-    kind, classes = document.get("model_type"), document.get("architectures") or []
-    if kind not in MODELS or (classes and MODELS[kind] not in classes):
+    kind = document.get("model_type")
+    if not isinstance(kind, str) or kind not in MODELS or (classes and MODELS[kind] not in classes):
         raise ModelError(
             f"{name} has the model_type {kind} and the class {', '.join(classes) or 'not given'}, "
             "which the PyTorch engine does not serve: use a causal language model of one of these "
@@ -177,6 +194,26 @@ def check_model(name: str, folder: Path) -> None:
                     f"config.json), which is not supported: use a model with one of these types: "
                     f"{', '.join(SERVED_ROTATIONS)}"
                 )
+
+
+def _wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
+    text = repr(value)
+    text = text if len(text) <= 40 else f"{text[:40]}.."
+    return ModelError(
+        f"{name} has the {field} {text} in its config.json, which must be {rule}: replace it"
+    )
+
+
+def check_sizes(name: str, config: Any) -> None:
+    """Raise ModelError unless numbers of a Transformers config are possible."""
+    for field in SIZES:
+        value = getattr(config, field, None)
+        if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
+            raise _wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+    padding = getattr(config, "pad_token_id", None)
+    if padding is not None and padding >= config.vocab_size:
+        rule = f"less than the vocab_size of {config.vocab_size}"
+        raise _wrong_field(name, "pad_token_id", padding, rule)
 
 
 def is_eagle(document: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from smartspec_py.engines.torch.checkpoint import (
     ModelError,
     check_files,
     check_quantization,
+    check_sizes,
     read_json,
 )
 
@@ -112,12 +113,13 @@ def _read_config(name: str, folder: Path) -> Any:
     check_quantization(name, folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # Transformers checks few fields itself
+        reason = " ".join(str(error).split())
         raise ModelError(
-            f"{name} has a config.json that Transformers cannot use ({reason}): "
-            "use a model type that Transformers supports"
+            f"{name} has a config.json that Transformers cannot use ({reason:.300}): replace it, "
+            "or use a model type that Transformers supports"
         ) from error
+    check_sizes(name, config)
     return config
 
 
