@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import AutoConfig
 
-from smartspec_py.engines.torch.gguf_folder import model_folder
-from smartspec_py.engines.torch.weights import file_tensors
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.engines.runtimes.openvino.weights import file_tensors
 
 NUM_STEPS = 4  # drafts of a chain in training
 NUM_SHOWN = 5  # drafts of a chain in the evaluation

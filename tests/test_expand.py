@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_bench.expand import PRESETS, SizeError, expand, expand_medusa
-from smartspec_py.engines.torch.medusa import load_heads
-from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.runtimes.heads.medusa import load_heads
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 TINY = Path(__file__).parents[1] / "engines_build" / "tiny"
 TARGET = TINY / "target"

@@ -127,10 +127,10 @@ assert importlib.util.find_spec("smartspec_py") is None
 spec = importlib.util.spec_from_file_location("model", {str(folder / "model.py")!r})
 model = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(model)
-import smartspec_py.engines.torch.build, smartspec_py.engines.trtllm.build
-print(smartspec_py.engines.torch.build.__file__, model.TritonPythonModel.__name__)
+import smartspec_py.engines.local.build, smartspec_py.engines.trtllm.build
+print(smartspec_py.engines.local.build.__file__, model.TritonPythonModel.__name__)
 """
     command = [sys.executable, "-I", "-S", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(folder / "engines/torch/build.py"), "TritonPythonModel"]
+    assert done.stdout.split() == [str(folder / "engines/local/build.py"), "TritonPythonModel"]

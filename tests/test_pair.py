@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
-from smartspec_py.engines.torch import pair
-from smartspec_py.engines.torch.checkpoint import ModelError
-from smartspec_py.engines.torch.pair import check_pair
+from smartspec_py.engines.checkpoints import pair
+from smartspec_py.engines.checkpoints.pair import check_pair
+from smartspec_py.engines.checkpoints.supported import ModelError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartspec_py.engines.torch.buckets import (
+from smartspec_py.engines.runtimes.pytorch.buckets import (
     MAX_TOKENS,
     MAX_WIDTH,
     WIDTHS,
@@ -15,7 +15,7 @@ from smartspec_py.engines.torch.buckets import (
     lay_out,
     make_buckets,
 )
-from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
 
 MAX_LEN = 10
 SCRATCH = 40

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.torch.buckets import Bucket
-from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.packed import ATTENTION_NAME
-from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 META = torch.device("meta")
 

@@ -19,9 +19,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, TargetCapabilities
-from smartspec_py.engines.torch import eagle_proposer
-from smartspec_py.engines.torch.checkpoint import ModelError
-from smartspec_py.engines.torch.eagle import (
+from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.local import eagle_proposer
+from smartspec_py.engines.local.eagle_proposer import EagleProposer
+from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.runtimes.heads.eagle import (
     EagleHead,
     EagleRunner,
     HeadInput,
@@ -29,17 +31,15 @@ from smartspec_py.engines.torch.eagle import (
     load_eagle,
     read_config,
 )
-from smartspec_py.engines.torch.eagle_proposer import EagleProposer
-from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.openvino_eagle import OpenVinoEagleRunner
-from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import (
+from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import (
     Runner,
     RunnerConfig,
     load_config,
     load_runner,
 )
-from smartspec_py.engines.torch.target import TorchTarget
 
 HIDDEN, OF_TARGET, HEADS, KEY_HEADS, HEAD_DIM, MLP = 16, 24, 4, 2, 6, 20
 ROWS, VOCAB, DRAFTED = 40, 36, 12  # the target pads its vocabulary
@@ -433,7 +433,7 @@ class EagleDriver(Driver):
 
 
 def with_openvino(config: RunnerConfig) -> Runner:
-    from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
+    from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 
     return load_openvino_runner(config)
 

@@ -28,16 +28,16 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
+from smartspec_py.engines.checkpoints.gguf.config import TYPES
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.engines.checkpoints.gguf.header import read_header
+from smartspec_py.engines.checkpoints.supported import ModelError, check_files
+from smartspec_py.engines.local.build import build_torch
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
-from smartspec_py.engines.torch.build import build_torch
-from smartspec_py.engines.torch.checkpoint import ModelError, check_files
-from smartspec_py.engines.torch.gguf_config import TYPES
-from smartspec_py.engines.torch.gguf_folder import model_folder
-from smartspec_py.engines.torch.gguf_header import read_header
-from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
-from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import RunnerConfig, load_config, load_runner
-from smartspec_py.engines.torch.weights import file_tensors
+from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.weights import file_tensors
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import RunnerConfig, load_config, load_runner
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 

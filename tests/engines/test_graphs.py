@@ -20,11 +20,11 @@ from torch_models import (
     make_model,
 )
 
-from smartspec_py.engines.torch.buckets import MAX_WIDTH
-from smartspec_py.engines.torch.build import uses_graphs
-from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
-from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig
+from smartspec_py.engines.local.build import uses_graphs
+from smartspec_py.engines.runtimes.pytorch.buckets import MAX_WIDTH
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME, RowInput
+from smartspec_py.engines.runtimes.runner import CausalRunner, RunnerConfig
 
 LONG = 600
 """Tokens of a row with three contexts: 256, 512 and 600."""

@@ -15,9 +15,9 @@ from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.torch import build as build_torch
-from smartspec_py.engines.torch.buckets import Bucket
-from smartspec_py.engines.torch.graphs import Graph, GraphRunner
+from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
+from smartspec_py.engines.runtimes.pytorch.graphs import Graph, GraphRunner
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 

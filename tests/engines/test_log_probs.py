@@ -9,7 +9,7 @@ from torch_models import OPENVINO, VOCAB_SIZE, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, TokenLogProb
 from smartspec_py.engines.base import Decode, Event, Prefill, Verify
-from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.engines.local.target import TorchTarget
 
 SAMPLING = SamplingParams(log_probs=True, num_top_log_probs=3, prompt_log_probs=True)
 NUM_TOKENS = 12

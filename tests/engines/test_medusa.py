@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from smartspec_py.engines.torch.checkpoint import ModelError
-from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
-from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads, load_heads
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 HIDDEN, ROWS, VOCAB = 16, 40, 36  # the target pads its vocabulary
 NUM_HEADS, NUM_LAYERS = 3, 2

@@ -10,11 +10,11 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.torch.checkpoint import MODELS
-from smartspec_py.engines.torch.llama import can_write_out
-from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
-from smartspec_py.engines.torch.rope import fix_longrope
-from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
+from smartspec_py.engines.checkpoints.rope import fix_longrope
+from smartspec_py.engines.checkpoints.supported import MODELS
+from smartspec_py.engines.runtimes.openvino.supported import can_write_out
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME, RowInput
+from smartspec_py.engines.runtimes.runner import CausalRunner, Runner, RunnerConfig
 
 VOCAB_SIZE = 96
 SIZES: dict[str, Any] = {
@@ -83,7 +83,7 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
     own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
     runners: list[Runner] = [CausalRunner(model, own)]
     if can_write_out(config):
-        from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
         runners.append(OpenVinoRunner(model, own))
     for runner in runners:

@@ -17,7 +17,7 @@ from torch_models import (
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import Prefill, TargetCapabilities, Verify, Work
-from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.engines.local.target import TorchTarget
 
 KIND = "llama, grouped keys"
 POISON = 5

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch_models import VOCAB_SIZE, make_model, make_runner
 
-from smartspec_py.engines.torch.checkpoint import ModelError, check_quantization
-from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
-from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.quantized import QuantizedTensors
-from smartspec_py.engines.torch.runner import RunnerConfig, load_runner
+from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
+from smartspec_py.engines.checkpoints.supported import ModelError, check_quantization
+from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import RunnerConfig, load_runner
 
 Array = np.ndarray[Any, Any]
 Written = tuple[dict[str, Array], Array]

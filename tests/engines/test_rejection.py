@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.torch.noise import Stream, noise_key
-from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import (
+from smartspec_py.engines.decoding.noise import Stream, noise_key
+from smartspec_py.engines.decoding.sampling import (
     DraftRequest,
     VerifyRequest,
     VerifyResult,
     draft_tokens,
     verify,
 )
+from smartspec_py.engines.decoding.shaping import TokenHistory
 
 VOCAB_SIZE = 5
 NUM_TOKENS = 3
@@ -165,7 +165,7 @@ def write(
 
 
 def reference_probs(row: list[float], tokens: Sequence[int], s: SamplingParams) -> list[float]:
-    """The distribution of the next token after these, by the rules of `processors`."""
+    """The distribution of the next token after these, by the rules of `shaping`."""
     scores, generated = list(row), tokens[len(PROMPT) :]
     for token, bias in s.logit_bias:
         scores[token] += bias
@@ -249,7 +249,7 @@ def share_streams(monkeypatch: pytest.MonkeyPatch, stream: Stream, same_as: Stre
     def shared(seed: int, position: int, of: Stream = Stream.TARGET) -> int:
         return noise_key(seed, position, same_as if of is stream else of)
 
-    monkeypatch.setattr("smartspec_py.engines.torch.sampling.noise_key", shared)
+    monkeypatch.setattr("smartspec_py.engines.decoding.sampling.noise_key", shared)
 
 
 P = torch.tensor([0.5, 0.3, 0.1, 0.1])

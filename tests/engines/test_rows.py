@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch_models import check_table
 
-from smartspec_py.engines.torch.rows import (
+from smartspec_py.engines.local.rows import (
     MAX_SPREAD,
     MIN_REUSED,
     MIN_SPREAD,

@@ -29,8 +29,8 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
-from smartspec_py.engines.torch.runner import RunnerConfig, bytes_per_token
-from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.runtimes.runner import RunnerConfig, bytes_per_token
 
 MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 4, 16, 40
 GREEDY = SamplingParams()
@@ -78,7 +78,7 @@ class Recorder(TorchTarget):
         capabilities = TargetCapabilities(
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE
         )
-        from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
         super().__init__(OpenVinoRunner(model, config), capabilities)
         self.last_logits = torch.empty(0)

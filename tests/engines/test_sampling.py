@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.torch.noise import Stream, gumbel_noise, noise_key, uniform_noise
-from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import DraftRequest, VerifyRequest, draft_tokens, verify
+from smartspec_py.engines.decoding.noise import Stream, gumbel_noise, noise_key, uniform_noise
+from smartspec_py.engines.decoding.sampling import DraftRequest, VerifyRequest, draft_tokens, verify
+from smartspec_py.engines.decoding.shaping import TokenHistory
 
 GOLDEN_KEY = -4616330145664149646
 GOLDEN_NOISE = [-0.08938146483572, -0.37376167543762, -1.12426811749081, 0.29255260274069]
@@ -136,7 +136,7 @@ def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     requests = [VerifyRequest(SamplingParams(temperature=1.0, seed=seed), 3) for seed in range(20)]
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
     whole = verify(logits, requests)
-    monkeypatch.setattr("smartspec_py.engines.torch.sampling._MAX_SCORES", 3 * 50)
+    monkeypatch.setattr("smartspec_py.engines.decoding.sampling._MAX_SCORES", 3 * 50)
     assert verify(logits, requests) == whole
 
 

@@ -30,10 +30,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, Verify, Work
-from smartspec_py.engines.torch.draft_model import DraftModelProposer
-from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import PassOutput, RunnerConfig
-from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.engines.local.draft_model import DraftModelProposer
+from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import PassOutput, RunnerConfig
 
 NUM_TOKENS = 24
 GREEDY = SamplingParams()
@@ -265,7 +265,7 @@ SEEDED = [
 def test_openvino_in_bfloat16_with_any_number_of_threads(num_threads: int) -> None:
     """Where the processor has AMX the MLP is one operator, which one thread cannot compute: it ends
     the process. Hidden layers are of the sizes that it takes."""
-    from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+    from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
     config = LlamaConfig(
         hidden_size=128,

@@ -14,12 +14,12 @@ from torch_models import VOCAB_SIZE, make_model, make_runner
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.torch import openvino_runner
-from smartspec_py.engines.torch.checkpoint import ModelError
-from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner, load_openvino_runner
-from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import Runner, RunnerConfig, load_runner
-from smartspec_py.engines.torch.weights import to_int4, to_int8
+from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.runtimes.openvino import runner as runner_module
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.weights import to_int4, to_int8
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig, load_runner
 
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
 PROMPT = [RowInput(0, 0, [5, 6, 7], 1, 3)]
@@ -69,7 +69,7 @@ def test_int4_that_no_group_fits_is_refused() -> None:
 def test_auto_is_int8_for_large_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, weights: str
 ) -> None:
-    monkeypatch.setattr(openvino_runner, "LARGE", least)
+    monkeypatch.setattr(runner_module, "LARGE", least)
     make_model("llama").save_pretrained(tmp_path)
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="auto"))
     assert runner.config.weights == weights
@@ -85,7 +85,7 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     assert len(set(runner.ready_sizes)) == 3 * 3
     runner.forward([RowInput(0, 0, [3] * 5, 1, 5)])
     assert set(runner.ready_sizes) == {3, 4, 5, 10, 11, 12, 28, 29, 30}
-    monkeypatch.setattr(openvino_runner, "COPIED_BYTES", 0)
+    monkeypatch.setattr(runner_module, "COPIED_BYTES", 0)
     assert len(OpenVinoRunner(make_model("llama"), CONFIG).ready_sizes) == 3
 
 

@@ -19,12 +19,12 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import Event, TargetCapabilities, Work
-from smartspec_py.engines.torch.cached_model import CachedModel
-from smartspec_py.engines.torch.draft_model import DraftModelProposer
-from smartspec_py.engines.torch.packed import ATTENTION_NAME
-from smartspec_py.engines.torch.rows import RowTable
-from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
-from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.engines.local.cached_model import CachedModel
+from smartspec_py.engines.local.draft_model import DraftModelProposer
+from smartspec_py.engines.local.rows import RowTable
+from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
+from smartspec_py.engines.runtimes.runner import CausalRunner, Runner, RunnerConfig
 
 VOCAB_SIZE = 96
 MAX_LEN = 96
@@ -97,7 +97,7 @@ def make_runner(
         Path(), torch.device("cpu"), torch.float32, max_sequences, MAX_LEN, VOCAB_SIZE
     )
     if with_openvino:
-        from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
         return OpenVinoRunner(model, replace(config, kv_cache=kv_cache))
     return CausalRunner(model, config)

@@ -15,7 +15,7 @@ from smartspec_launch.address import free_address
 from smartspec_launch.gateway import OpenAi
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
-from smartspec_py.engines.torch.gguf_folder import model_folder
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 
 pytestmark = [
     pytest.mark.triton,

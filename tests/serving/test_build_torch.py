@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
-from smartspec_py.engines.torch import build as build_torch
-from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.serving import build
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
@@ -179,7 +179,7 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
     def fail(config: RunnerConfig) -> None:
         raise RuntimeError("no kernel for this processor\nat core.cpp:117")
 
-    monkeypatch.setattr("smartspec_py.engines.torch.openvino_runner.load_openvino_runner", fail)
+    monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.load_openvino_runner", fail)
     engine = build_torch.build_torch(config(), LIMITS, tmp_path)
     engine.target.close()
     assert engine.kernels.count("PyTorch") == 2

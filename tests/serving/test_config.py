@@ -151,7 +151,7 @@ def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
 ) -> None:
     import torch
 
-    from smartspec_py.engines.torch import build as build_torch
+    from smartspec_py.engines.local import build as build_torch
 
     monkeypatch.setattr(build_torch, "cpu_has", lambda name: name in flags)
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))

@@ -12,8 +12,8 @@ import torch
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.defaults import DRAFT_MODEL
-from smartspec_py.engines.torch import build as build_torch
-from smartspec_py.engines.torch import context
+from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.local import context
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason
 from smartspec_testing.local import generate, serving

@@ -20,10 +20,10 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import HEADS, ConfigError
 from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.local.medusa_proposer import HeadsProposer
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
-from smartspec_py.engines.torch.medusa import load_heads
-from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
-from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.runtimes.heads.medusa import load_heads
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason
 from smartspec_testing.local import LocalSink, generate

@@ -36,8 +36,8 @@ from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate
 
 if TYPE_CHECKING:
-    from smartspec_py.engines.torch.packed import RowInput
-    from smartspec_py.engines.torch.runner import CausalRunner, PassOutput
+    from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+    from smartspec_py.engines.runtimes.runner import CausalRunner, PassOutput
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 SHAPE = ProfileShape(
@@ -293,7 +293,7 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     import torch
     import transformers
 
-    from smartspec_py.engines.torch import build as build_torch
+    from smartspec_py.engines.local import build as build_torch
 
     kept = tmp_path / "profiles"
     settings = {"dtype": "float32", "device": "cpu", "num_threads": 1, "runtime": "torch"}
@@ -454,9 +454,9 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
     """Of 2 rows of 5 tokens: all, the last one of each, none; and no more than there are."""
     import torch
 
-    from smartspec_py.engines.torch.draft_model import DraftModelProposer
-    from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig, load_runner
-    from smartspec_py.engines.torch.target import TorchTarget
+    from smartspec_py.engines.local.draft_model import DraftModelProposer
+    from smartspec_py.engines.local.target import TorchTarget
+    from smartspec_py.engines.runtimes.runner import CausalRunner, RunnerConfig, load_runner
 
     config = RunnerConfig(PAIR / "draft", torch.device("cpu"), torch.float32, 2, 32, VOCAB_SIZE)
     runner = load_runner(config)

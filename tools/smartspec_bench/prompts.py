@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from smartspec_bench import texts
-from smartspec_py.engines.torch.gguf_folder import model_folder
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 
 MIXED, TINY = "mixed", "tiny"
 WORKLOADS = (*texts.WORKLOADS, MIXED, TINY)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import cache_dir
-from smartspec_py.engines.torch.gguf_folder import model_folder
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 
 
 def profile_cache() -> Path:

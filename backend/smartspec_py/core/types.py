@@ -34,7 +34,7 @@ class FinishReason(StrEnum):
 
 class Verification(StrEnum):
     """How drafts are verified. Both ways keep the target's distribution; see
-    `engines.torch.sampling`."""
+    `engines.decoding.sampling`."""
 
     COUPLED = "coupled"  # accept a draft equal to the target's own sample: same seed, same text
     REJECTION = "rejection"  # rejection sampling: accepts more drafts at high temperatures
@@ -79,8 +79,8 @@ class PromptLogProbs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are sampled. `engines.torch.sampling` has the exact rules and
-    their order.
+    """How the tokens of one request are sampled. `engines.decoding` has the exact rules and their
+    order.
 
     temperature: 0 is greedy.
     top_k: 0 is off.

@@ -21,7 +21,7 @@ from smartspec_py.config import (
 )
 from smartspec_py.defaults import PROMPT_LOOKUP, ConfigError
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.prompt_lookup import PromptLookupProposer
+from smartspec_py.engines.proposers.lookup import PromptLookupProposer
 
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
@@ -50,7 +50,7 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
 def _builder(engine: EngineConfig) -> Callable[[Any, LimitsConfig, Path], Engine]:
     """The function that builds this kind. Imports the packages that only this kind needs."""
     if isinstance(engine, TorchEngineConfig):
-        from smartspec_py.engines.torch.build import build_torch
+        from smartspec_py.engines.local.build import build_torch
 
         return build_torch
     if isinstance(engine, TrtllmEngineConfig):

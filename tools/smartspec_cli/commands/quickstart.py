@@ -36,8 +36,8 @@ from smartspec_launch.foreground import announce, signals_interrupt, wait_with_p
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.triton_server import TritonServer, TritonServerError
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.profile import machine_name
-from smartspec_py.engines.torch.gguf_folder import model_folder
 
 CACHE = REPOSITORY / ".smartspec"
 TINY_PAIR = REPOSITORY / "engines_build" / "tiny"

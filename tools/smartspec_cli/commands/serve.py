@@ -23,8 +23,8 @@ from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import ModelRefusedError, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig, TorchEngineConfig
-from smartspec_py.engines.torch.checkpoint import ModelError, check_heads
-from smartspec_py.engines.torch.pair import check_pair_files
+from smartspec_py.engines.checkpoints.pair import check_pair_files
+from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 

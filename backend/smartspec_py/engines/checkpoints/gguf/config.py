@@ -1,0 +1,280 @@
+"""The configuration and the places of the tensors of a GGUF file, as Transformers names them.
+
+Every key of the architecture and every tensor is used, or the file is refused: what is left out
+would change texts without a message. Keys that the file does not have get the defaults of
+llama.cpp (src/llama-model.cpp).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.checkpoints.gguf.fields import Fields
+from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
+
+MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Classes by `general.architecture`, which is also the `model_type`."""
+
+PLAIN = ("F32", "F16", "BF16")
+TYPES = (
+    *PLAIN,
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q4_K", "Q5_K", "Q6_K"),
+)
+ZEROS = "zeros"
+"""The type of a tensor that the file does not have."""
+
+PARTS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Names in a Transformers model, by those in the file."""
+
+QKV = ("attn_q", "attn_k", "attn_v")
+BIASES = {
+    "attention_bias": (*QKV, "attn_output"),
+    "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
+}
+"""Parts that may have biases, by the setting that gives a Transformers model all of them."""
+
+BIAS_SETTINGS = {"llama": tuple(BIASES), "qwen2": (), "qwen3": ("attention_bias",)}
+"""Those of each architecture. qwen2 always has biases of QKV."""
+
+FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary frequencies, which Llama 3.1 and later have."""
+
+LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""The rotary settings of these models. A file has only the divisors that follow from them."""
+
+Tensors = Mapping[str, TensorPlace]
+
+
+def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str, Any]:
+    """The content of config.json, without tokens. Raises ConfigError."""
+    of = Fields(fields.file, fields.values, f"{architecture}.")
+    kinds = {tensor.type for tensor in tensors.values() if len(tensor.shape) > 1}
+    found = {
+        "architectures": [MODELS[architecture]],
+        "model_type": architecture,
+        "dtype": {"F16": "float16", "BF16": "bfloat16"}.get("".join(kinds), "float32"),
+        "max_position_embeddings": of.integer("context_length"),
+        "hidden_size": of.integer("embedding_length"),
+        "intermediate_size": of.integer("feed_forward_length"),
+        "num_hidden_layers": of.integer("block_count", most=len(tensors)),
+        **_heads(of),
+        "hidden_act": "silu",
+        "rms_norm_eps": of.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
+        "rope_theta": of.number("rope.freq_base", 10_000.0, 10.0, 1e15),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    for setting in BIAS_SETTINGS[architecture]:
+        ends = tuple(f".{part}.bias" for part in BIASES[setting])
+        found[setting] = any(name.endswith(ends) for name in tensors)
+    found["rope_scaling"] = _rope_scaling(of, found)
+    if FACTORS in tensors and architecture == "llama":
+        if found["rope_scaling"]:
+            raise ConfigError(f"{of.file} has {FACTORS} and rotary scaling, which cannot be read")
+        found["rope_scaling"] = _llama3(of, tensors[FACTORS], found)
+    _check_keys(of, found)
+    return found
+
+
+def _heads(of: Fields) -> dict[str, int]:
+    num_heads = of.integer("attention.head_count")
+    num_kv_heads = of.integer("attention.head_count_kv", num_heads)
+    hidden_size = of.integer("embedding_length")
+    head_dim = of.integer("attention.key_length", hidden_size // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ConfigError(
+            f"{of.file} has {num_heads} heads of {head_dim} and {num_kv_heads} of keys, which does "
+            "not divide: convert or copy the model again"
+        )
+    return {
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+    }
+
+
+def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
+    """Refuse keys that are not used, and values that change what a layer computes."""
+    head_dim = config["head_dim"]
+    of.only("rope.dimension_count", head_dim)
+    of.only("attention.value_length", head_dim)
+    of.only("attention.causal", True)
+    of.only("attention.sliding_window", 0)
+    of.only("expert_count", 0)
+    of.only("expert_used_count", 0)
+    of.only("pooling_type", 0)
+    of.only("rope.scaling.attn_factor", 1.0)
+    of.only("rope.scaling.yarn_ext_factor", 1.0)
+    # The number of tokens is that of the tokenizer; the others describe how the file was made.
+    of.ignore("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+    if unused := of.unused():
+        raise ConfigError(
+            f"{of.file} has the field {unused[0]}, which cannot be read: use another model, or "
+            "remove it if it has no effect"
+        )
+
+
+def _rope_scaling(of: Fields, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Without a type, a factor is linear. scale_linear is an old name of it, and 0 means 1."""
+    kind = of.text("rope.scaling.type", "linear")
+    old = of.number("rope.scale_linear", 0.0, 0.0, 1e6)
+    factor = of.number("rope.scaling.factor", old, 0.0, 1e6)
+    yarn = {
+        "original_max_position_embeddings": of.integer(
+            "rope.scaling.original_context_length", config["max_position_embeddings"]
+        ),
+        "beta_fast": of.number("rope.scaling.yarn_beta_fast", 32.0, 0.01, 1000.0),
+        "beta_slow": of.number("rope.scaling.yarn_beta_slow", 1.0, 0.01, 1000.0),
+    }
+    if kind not in ("none", "linear", "yarn") or 0 < factor < 1:
+        raise ConfigError(
+            f"{of.file} has rotary embeddings of the type {kind} and the factor {factor}, which "
+            "cannot be read: use a model with linear or yarn and a factor of at least 1"
+        )
+    if kind == "none" or factor in (0.0, 1.0):
+        return None
+    return {"rope_type": kind, "factor": factor, **(yarn if kind == "yarn" else {})}
+
+
+def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary settings that give these divisors. Raises ConfigError if no known ones do."""
+    head_dim, theta = config["head_dim"], config["rope_theta"]
+    if place.type != "F32" or place.shape != (head_dim // 2,):
+        raise ConfigError(f"{of.file} has {FACTORS} of {place.type} {place.shape}: cannot be read")
+    with of.file.open("rb") as opened:
+        opened.seek(place.offset)
+        divisors = struct.unpack(f"<{head_dim // 2}f", opened.read(place.num_bytes))
+    factor = max(divisors)
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    for index, divisor in enumerate(divisors):
+        wave_len = 2 * math.pi * theta ** (2 * index / head_dim)
+        turns = LLAMA3["original_max_position_embeddings"] / wave_len
+        smooth = min(max((turns - low) / (high - low), 0), 1)
+        if factor < 1 or not math.isclose(
+            divisor, 1 / ((1 - smooth) / factor + smooth), rel_tol=1e-4
+        ):
+            raise ConfigError(
+                f"{of.file} has a {FACTORS} that is not that of Llama 3: cannot be read"
+            )
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def read_places(
+    fields: Fields, config: Mapping[str, Any], num_tokens: int, tensors: Tensors
+) -> dict[str, Any]:
+    """Where each parameter is. num_heads: of a tensor whose rows are permuted within each head. If
+    no layer has a bias of a part, it has none: the bias is 0.
+
+    Raises ConfigError for tensors that are missing, left over, or of another type or shape.
+    """
+    architecture = config["model_type"]
+    num_heads = {}
+    if architecture == "llama":
+        num_heads = {
+            "attn_q": config["num_attention_heads"],
+            "attn_k": config["num_key_value_heads"],
+        }
+    parts_with_bias = {name.split(".")[-2] for name in tensors if name.endswith(".bias")}
+    left, places = dict(tensors), dict[str, Any]()
+    for name, parameter, shape in _wanted(config, num_tokens):
+        *_, part, kind = name.split(".")
+        tensor = left.pop(name, None)
+        if tensor is not None:
+            _check_tensor(fields, name, tensor, shape)
+            places[parameter] = asdict(tensor)
+            if part in num_heads:
+                places[parameter]["num_heads"] = num_heads[part]
+        elif kind == "bias" and part not in parts_with_bias:
+            places[parameter] = {"type": ZEROS, "shape": shape}
+        else:
+            raise ConfigError(
+                f"{fields.file} has no tensor {name}: convert or copy the model again"
+            )
+    if architecture == "llama":
+        left.pop(FACTORS, None)
+    if left:
+        raise ConfigError(
+            f"{fields.file} has the tensor {min(left)}, which a {architecture} model with "
+            f"{config['num_hidden_layers']} layers has not: use another model"
+        )
+    return places
+
+
+def _wanted(
+    config: Mapping[str, Any], num_tokens: int
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """The tensors of a Transformers model: name in the file, name of the parameter and shape."""
+    shapes = _shapes(config)
+    biases = {part for setting, parts in BIASES.items() if config.get(setting) for part in parts}
+    if config["model_type"] == "qwen2":
+        biases |= set(QKV)
+    for part, parameter in PARTS.items():
+        if part != "output" or not config["tie_word_embeddings"]:
+            num_rows = () if part == "output_norm" else (num_tokens,)
+            yield f"{part}.weight", f"{parameter}.weight", (*num_rows, config["hidden_size"])
+    for layer in range(config["num_hidden_layers"]):
+        for part, shape in shapes.items():
+            name, parameter = f"blk.{layer}.{part}", f"model.layers.{layer}.{LAYER_PARTS[part]}"
+            yield f"{name}.weight", f"{parameter}.weight", shape
+            if part in biases:
+                yield f"{name}.bias", f"{parameter}.bias", shape[:1]
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a layer, by their names in the file."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config["head_dim"]
+    queries, keys = (config[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
+    norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
+    return {
+        "attn_norm": (width,),
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+        "attn_output": (width, queries),
+        "ffn_norm": (width,),
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+        **(norms if config["model_type"] == "qwen3" else {}),
+    }
+
+
+def _check_tensor(fields: Fields, name: str, tensor: TensorPlace, shape: tuple[int, ...]) -> None:
+    types = TYPES if len(shape) > 1 else PLAIN
+    if tensor.type not in types:
+        raise ConfigError(
+            f"{fields.file} has tensors of the type {tensor.type}, such as {name}, which cannot be "
+            f"read: use one of {', '.join(types)}"
+        )
+    if tensor.shape != shape:
+        raise ConfigError(
+            f"{fields.file} has the tensor {name} of the shape {tensor.shape}, but its fields say "
+            f"{shape}: convert or copy the model again"
+        )

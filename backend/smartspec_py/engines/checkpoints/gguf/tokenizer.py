@@ -1,0 +1,203 @@
+"""The tokenizer of a GGUF file, as the tokenizer.json of its original has it.
+
+Two kinds are read: byte-level BPE, named gpt2 in the file, and BPE of SentencePiece, named llama.
+Where the file says nothing, such as whether Llama 3 begins texts with a start token, the rules of
+llama.cpp (src/llama-vocab.cpp) are followed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+
+from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.checkpoints.gguf.fields import Fields
+
+UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
+"""Kinds of tokens. A tokenizer.json has no unused ones, which pad the vocabulary."""
+
+_QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+SPLITS = {
+    "gpt-2": "",
+    "smollm": r"\p{N}",
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+}
+"""How a text is split before tokens are merged, by `tokenizer.ggml.pre`. The first two also use the
+rule of GPT-2."""
+
+LLAMA3 = ("llama-bpe", "llama-v3", "llama3")
+
+END_NAMES = {
+    "llama": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+    "qwen2": ("<|endoftext|>",),
+    "qwen3": ("<|endoftext|>",),
+}
+"""A file names one end token, and the originals of these architectures have several."""
+
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""Tokens by their names in tokenizer_config.json and in the file."""
+
+
+class Vocabulary:
+    """The tokens and their kinds by id, and the ids of all tokens but unused ones. Raises
+    ConfigError."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.tokens = fields.texts("tokenizer.ggml.tokens")
+        key = "tokenizer.ggml.token_type"
+        self.kinds: list[int] = fields.numbers(key, len(self.tokens), UNDEFINED, BYTE)
+        used = [n for n, kind in enumerate(self.kinds) if kind != UNUSED]
+        self.ids = {self.tokens[number]: number for number in used}
+        if len(self.ids) != len(used):
+            twice = next(n for n in used if self.ids[self.tokens[n]] != n)
+            raise ConfigError(
+                f"{fields.file} has the token {self.tokens[twice]!r} twice: convert the model again"
+            )
+
+    def special(self, fields: Fields, name: str, default: int | None = None) -> int | None:
+        """The id of a special token; the default if the file does not state it."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in fields.values:
+            return default
+        return fields.integer(key, least=0, most=len(self.tokens) - 1)
+
+
+def make_tokenizer(fields: Fields, vocabulary: Vocabulary) -> str:
+    """The content of tokenizer.json. Raises ConfigError."""
+    kind = fields.text("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer, has_start = _byte_level(fields, vocabulary)
+    elif kind == "llama":
+        tokenizer, has_start = _sentence_piece(fields, vocabulary), True
+    else:
+        raise ConfigError(
+            f"{fields.file} has a tokenizer of the kind {kind}: only gpt2 and llama are read"
+        )
+    tokens = vocabulary.tokens
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=kind != USER_DEFINED)
+            for token, kind in zip(tokens, vocabulary.kinds, strict=True)
+            if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+        ]
+    )
+    is_added = {
+        "bos": fields.flag("tokenizer.ggml.add_bos_token", has_start),
+        "eos": fields.flag("tokenizer.ggml.add_eos_token", False),
+    }
+    ids = {
+        name: fields.integer(f"tokenizer.ggml.{name}_token_id", least=0, most=len(tokens) - 1)
+        for name in is_added
+        if is_added[name]
+    }
+    if ids:
+        first, last = ([tokens[ids[name]]] if name in ids else [] for name in is_added)
+        tokenizer.post_processor = TemplateProcessing(
+            single=[*first, "$A", *last],
+            special_tokens=[(tokens[number], number) for number in ids.values()],
+        )
+    text: str = tokenizer.to_str()
+    return text
+
+
+def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
+    """The tokenizer, and whether texts begin with a start token if the file does not say it."""
+    name = fields.text("tokenizer.ggml.pre")
+    if name not in SPLITS:
+        raise ConfigError(
+            f"{fields.file} has the pre-tokenizer {name}, which cannot be read: use one of "
+            f"{', '.join(SPLITS)}"
+        )
+    merges = []
+    for merge in fields.texts("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocabulary.ids.keys():
+            raise ConfigError(
+                f"{fields.file} has the merge {merge!r} of tokens that it has not: convert the "
+                "model again"
+            )
+        merges.append((left, right))
+    model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=name in LLAMA3)
+    tokenizer = Tokenizer(model)
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    by_gpt2 = name in ("gpt-2", "smollm")
+    splits: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_gpt2)]
+    if SPLITS[name]:
+        splits.insert(0, pre_tokenizers.Split(Regex(SPLITS[name]), behavior="isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, name in LLAMA3
+
+
+def _sentence_piece(fields: Fields, vocabulary: Vocabulary) -> Tokenizer:
+    """SentencePiece merges the two neighbours whose union has the highest score."""
+    tokens, ids, kinds = vocabulary.tokens, vocabulary.ids, vocabulary.kinds
+    scores = fields.numbers("tokenizer.ggml.scores", len(tokens), -math.inf)
+    # The order of equal scores is that of the originals, which Transformers made.
+    ranks = sorted(
+        (-scores[number], number, ids[token[:cut]], ids[token[cut:]])
+        for token, number in ids.items()
+        for cut in range(1, len(token))
+        if kinds[number] == NORMAL and token[:cut] in ids and token[cut:] in ids
+    )
+    merges = [(tokens[left], tokens[right]) for *_, left, right in ranks]
+    unknown = tokens[vocabulary.special(fields, "unknown", 0) or 0]
+    if unknown not in ids:
+        raise ConfigError(f"{fields.file} has no unknown token: convert the model again")
+    model = BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    has_prefix = fields.flag("tokenizer.ggml.add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence(
+        ([normalizers.Prepend("▁")] if has_prefix else []) + [normalizers.Replace(" ", "▁")]
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(
+        steps + ([decoders.Strip(" ", 1, 0)] if has_prefix else [])
+    )
+    return tokenizer
+
+
+def token_settings(fields: Fields, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The content of tokenizer_config.json: special tokens and chat templates."""
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, in_file in SPECIAL.items():
+        number = vocabulary.special(fields, in_file)
+        if number is not None:
+            settings[f"{name}_token"] = vocabulary.tokens[number]
+    prefix = "tokenizer.chat_template"
+    templates = {
+        key.removeprefix(prefix).lstrip(".") or "default": fields.text(key, is_name=False)
+        for key in fields.values
+        if key == prefix or key.startswith(f"{prefix}.")
+    }
+    if templates:
+        settings["chat_template"] = [
+            {"name": name, "template": text} for name, text in templates.items()
+        ]
+    return settings
+
+
+def end_token_ids(fields: Fields, vocabulary: Vocabulary) -> list[int]:
+    """The tokens that end a text."""
+    stated = (vocabulary.special(fields, name) for name in ("eos", "eot", "eom"))
+    names = END_NAMES[fields.text("general.architecture")]
+    named = (
+        number
+        for number, token in enumerate(vocabulary.tokens)
+        if token in names and vocabulary.kinds[number] == CONTROL
+    )
+    return list(dict.fromkeys([*(one for one in stated if one is not None), *named]))

@@ -1,0 +1,62 @@
+"""Reads the tensors of a GGUF file, for a folder that `folder` made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from smartspec_py.engines.checkpoints.gguf.config import ZEROS
+from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GgufWeights(Mapping[str, torch.Tensor]):
+    """The tensors by the names of the model's parameters. Each is dequantised when it is read:
+    float32, or the type of the file if it is not quantised."""
+
+    def __init__(self, folder: Path) -> None:
+        document = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        self._places = document["tensors"]
+        self._bytes = np.memmap(document["file"], np.uint8, "r")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        place = self._places[name]
+        if place["type"] == ZEROS:
+            return torch.zeros(place["shape"])
+        return dequantised(self.stored(name), place["type"]).reshape(place["shape"])
+
+    def stored(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of the tensor as uint8 [rows, bytes per row], in the order of the model's rows.
+
+        llama.cpp's converter orders the rows of each head of queries and keys in another way: its
+        rotation takes neighbours as pairs, and that of Transformers the two halves of a head.
+        """
+        place = self._places[name]
+        num_rows = int(np.prod(place["shape"][:-1])) if len(place["shape"]) > 1 else 1
+        if heads := place.get("num_heads"):
+            num_rows = place["shape"][0]
+        found = self._bytes[place["offset"] :][: place["num_bytes"]].reshape(num_rows, -1)
+        if heads:
+            found = found.reshape(heads, -1, 2, found.shape[1]).swapaxes(1, 2)
+        return np.array(found).reshape(num_rows, -1)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def dequantised(stored: npt.NDArray[np.uint8], kind: str) -> torch.Tensor:
+    """The numbers in bytes [rows, bytes per row] of this type, as GGUF names it."""
+    if kind in PLAIN:
+        return torch.from_numpy(stored).view(PLAIN[kind])
+    import gguf
+
+    return torch.from_numpy(gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind]))

@@ -1,0 +1,178 @@
+"""Checks from the files alone whether a draft model can draft for a target.
+
+Drafted token ids are used as the target's ids, so each id must mean the same token in both models.
+The `vocab_size` of the models may differ, because checkpoints are padded beyond their tokenizer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smartspec_py.engines.checkpoints.supported import (
+    ModelError,
+    check_files,
+    check_quantization,
+    check_sizes,
+    read_json,
+)
+
+WINDOWED = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "starcoder2")
+"""Model types whose sliding windows match Transformers in tests. Other types mask differently."""
+
+TOKENIZER_NAME = "tokenizer.json"
+OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
+
+
+class _Tokenizer(NamedTuple):
+    """token_ids: with added tokens. merges: of a BPE tokenizer; empty for other kinds."""
+
+    token_ids: dict[str, int]
+    merges: list[Any]
+
+
+class _Model(NamedTuple):
+    """One model's directory. name: as messages name it, with its role."""
+
+    name: str
+    config: Any
+    tokenizer: _Tokenizer
+    end_token: str | None
+
+
+def check_pair(
+    target_dir: Path, draft_dir: Path | None, max_context_len: int | None = None
+) -> None:
+    """Raise ModelError unless the target and the draft, if any, can be served together.
+
+    max_context_len: also check that the target supports requests of this many tokens. A draft with
+    fewer positions does not draft beyond them.
+    """
+    # Checks without libraries come first: importing a library takes seconds.
+    check_pair_files(target_dir, draft_dir)
+    target = _read_model("target", target_dir)
+    _check_context(target, max_context_len)
+    if draft_dir is None:
+        return
+    # Many pairs have identical files of 10 MB or more. Parsing one takes half a second.
+    of_target, of_draft = target_dir / TOKENIZER_NAME, draft_dir / TOKENIZER_NAME
+    is_shared = of_draft.is_file() and of_draft.read_bytes() == of_target.read_bytes()
+    draft = _read_model("draft", draft_dir, target.tokenizer if is_shared else None)
+    _compare(target, draft)
+
+
+def check_pair_files(target_dir: Path, draft_dir: Path | None) -> None:
+    """The part of `check_pair` without Transformers and PyTorch: missing or truncated files. Raises
+    ModelError."""
+    check_files(f"the target {target_dir}", target_dir)
+    if draft_dir is not None:
+        check_files(f"the draft {draft_dir}", draft_dir)
+
+
+def _read_model(role: str, folder: Path, tokenizer: _Tokenizer | None = None) -> _Model:
+    """tokenizer: if it is already known."""
+    name = f"the {role} {folder}"
+    config = _read_config(name, folder)
+    _check_layers(name, config)
+    tokenizer = tokenizer or _read_tokenizer(name, folder)
+    highest = max(tokenizer.token_ids.values(), default=-1)
+    if highest >= config.vocab_size:
+        raise ModelError(
+            f"{name} has a vocab_size of {config.vocab_size}, but its tokenizer has "
+            f"the token id {highest}: use the tokenizer that the model was trained with"
+        )
+    end = (read_json(name, folder, "tokenizer_config.json") or {}).get("eos_token")
+    return _Model(name, config, tokenizer, end.get("content") if isinstance(end, dict) else end)
+
+
+def _read_tokenizer(name: str, folder: Path) -> _Tokenizer:
+    from tokenizers import Tokenizer
+
+    document = read_json(name, folder, TOKENIZER_NAME)
+    if document is None:
+        raise ModelError(
+            f"{name} has no tokenizer.json: save a fast tokenizer there, with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
+    except Exception as error:  # tokenizers raises no more specific type
+        raise ModelError(
+            f"{name} has a tokenizer.json that cannot be used ({error}): replace it"
+        ) from error
+    merges = document.get("model", {}).get("merges") or []
+    # Older files store one string per merge.
+    pairs = [one.split(" ", 1) if isinstance(one, str) else one for one in merges]
+    return _Tokenizer(tokenizer.get_vocab(with_added_tokens=True), pairs)
+
+
+def _read_config(name: str, folder: Path) -> Any:
+    """The model's configuration, with the defaults of its class filled in."""
+    from transformers import AutoConfig
+
+    check_quantization(name, folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # Transformers checks few fields itself
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"{name} has a config.json that Transformers cannot use ({reason:.300}): replace it, "
+            "or use a model type that Transformers supports"
+        ) from error
+    check_sizes(name, config)
+    return config
+
+
+def _check_layers(name: str, config: Any) -> None:
+    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if _has_window(config):
+        layers.add("sliding_attention")
+    if config.model_type in WINDOWED:
+        layers.discard("sliding_attention")
+    if layers:
+        raise ModelError(
+            f"{name} is of the type {config.model_type} and has layers of type "
+            f"{', '.join(sorted(layers))}, which the PyTorch engine does not support: use a model "
+            f"with full attention in all layers, or one with sliding windows of these types: "
+            f"{', '.join(WINDOWED)}"
+        )
+
+
+def _has_window(config: Any) -> bool:
+    """Whether a layer attends to a sliding window."""
+    if layers := getattr(config, "layer_types", None):
+        return "sliding_attention" in layers
+    window = getattr(config, "sliding_window", None)
+    return window is not None and getattr(config, "use_sliding_window", True) is not False
+
+
+def _check_context(model: _Model, max_context_len: int | None) -> None:
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and max_context_len is not None and max_context_len > longest:
+        raise ModelError(
+            f"{model.name} supports {longest} positions, fewer than the max_context_len of "
+            f"{max_context_len}: lower it to at most {longest}"
+        )
+
+
+def _compare(target: _Model, draft: _Model) -> None:
+    if target.tokenizer.token_ids != draft.tokenizer.token_ids:
+        ours, theirs = (
+            {number: token for token, number in model.tokenizer.token_ids.items()}
+            for model in (target, draft)
+        )
+        number = min(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+        raise ModelError(
+            f"token id {number} is {ours.get(number)!r} in {target.name} and "
+            f"{theirs.get(number)!r} in {draft.name}: {OTHER_TOKENIZER}"
+        )
+    # Merges in another order split the same text into other tokens.
+    if target.tokenizer.merges != draft.tokenizer.merges:
+        raise ModelError(
+            f"the tokenizers of {target.name} and {draft.name} merge differently: {OTHER_TOKENIZER}"
+        )
+    if None not in (target.end_token, draft.end_token) and target.end_token != draft.end_token:
+        raise ModelError(
+            f"{target.name} ends a text with {target.end_token!r} and {draft.name} with "
+            f"{draft.end_token!r}: choose a draft of the same kind, base or instruct"
+        )

@@ -1,0 +1,175 @@
+"""Reads matrices of checkpoints that others quantised: GPTQ, AWQ and compressed-tensors.
+
+All have integers [out, in], and a scale and a zero point for each row and group of columns:
+weight = (integer - zero point) * scale. They differ in how the files' tensors hold these. The
+results are float32, in which this product is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from smartspec_py.engines.checkpoints.supported import ModelError, first_line
+
+Part = Callable[[str], torch.Tensor | None]
+"""A tensor of the matrix by the end of its name; None if the files have none."""
+
+PARTS = (
+    *("qweight", "qzeros", "scales", "g_idx"),
+    *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
+    *("q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point"),
+)
+"""Ends of the names of tensors that only quantised matrices have. Activations, keys and values are
+not quantised as the checkpoint says."""
+
+INTEGERS = ("qweight", "weight_packed")
+
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where a word of AWQ has each of its eight columns."""
+
+
+class QuantizedTensors(Mapping[str, torch.Tensor]):
+    """The tensors by the names of the model's parameters. Matrices are dequantised when they are
+    read."""
+
+    def __init__(self, stored: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
+        """settings: quantization_config, which `supported.check_quantization` accepts."""
+        self._stored, self._settings = stored, settings
+        ends = {name: name.rpartition(".") for name in stored}
+        self._names = dict.fromkeys(
+            f"{base}.weight" if end in INTEGERS else name
+            for name, (base, _, end) in ends.items()
+            if end in INTEGERS or end not in PARTS
+        )
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        base, _, end = name.rpartition(".")
+
+        def part(end: str) -> torch.Tensor | None:
+            return self._stored.get(f"{base}.{end}")
+
+        if name not in self._names:
+            raise KeyError(name)
+        if end != "weight" or not any(part(end) is not None for end in (*INTEGERS, "weight_scale")):
+            return self._stored[name]
+        try:
+            return READERS[self._settings["quant_method"]](part, self._settings)
+        except (ValueError, RuntimeError) as error:  # PyTorch names shapes that do not fit
+            raise ModelError(
+                f"the quantised tensors of {name} do not fit together ({first_line(error)}): "
+                "use another checkpoint"
+            ) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _gptq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
+    """qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], g_idx [in]; n numbers
+    are in a word. The first version of the format stores zero points minus 1."""
+    bits, scales = settings["bits"], _needed(part, "scales")
+    values = _unpacked(_needed(part, "qweight").T, bits)
+    zeros = _unpacked(_needed(part, "qzeros"), bits)[:, : scales.shape[1]]
+    if settings.get("checkpoint_format", "gptq") != "gptq_v2":
+        zeros = (zeros + 1) & (2**bits - 1)
+    group_of = part("g_idx")
+    if group_of is None and settings.get("desc_act") and len(scales) > 1:
+        raise ValueError("no g_idx, but desc_act in config.json")
+    return _dequantised(values, zeros.T, scales.T, group_of)
+
+
+def _awq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
+    """qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
+    values, zeros = (
+        _unpacked(words, 4).reshape(len(words), -1, 8)[..., AWQ_PLACES].flatten(1)
+        for words in (_needed(part, "qweight"), _needed(part, "qzeros"))
+    )
+    return _dequantised(values.T, zeros.T, _needed(part, "scales").T)
+
+
+def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
+    """weight int8 [out, in], or weight_packed [out, in / n]; weight_scale [out or 1, groups] or one
+    number; weight_zero_point of the same shape. Packed numbers are above those they stand for by
+    half of the range."""
+    scales, zeros = _needed(part, "weight_scale"), part("weight_zero_point")
+    scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
+    if zeros is None:
+        zeros = torch.zeros_like(scales, dtype=torch.int8)
+    packed = part("weight_packed")
+    if packed is None:
+        values = _needed(part, "weight")
+    else:
+        num_out, num_in = _needed(part, "weight_shape").tolist()
+        bits = _num_bits(packed, num_in)
+        values = _unpacked(packed, bits)[:, :num_in].short().sub_(2 ** (bits - 1))
+        if zeros.dtype == torch.int32:
+            zeros = _packed_zeros(zeros, bits, num_out)
+    if values.is_floating_point() or zeros.is_floating_point():
+        raise ValueError(f"{values.dtype} and zero points of {zeros.dtype}, not integers")
+    group_of = part("weight_g_idx")
+    if group_of is not None and bool((group_of == -1).any()):
+        group_of = None  # it was never set, and groups are adjacent
+    return _dequantised(values, zeros.reshape(scales.shape), scales, group_of)
+
+
+def _num_bits(packed: torch.Tensor, num_in: int) -> int:
+    for bits in (4, 8):
+        if packed.shape[1] == -(-num_in * bits // 32):
+            return bits
+    raise ValueError(f"{packed.shape[1]} words for {num_in} numbers")
+
+
+def _packed_zeros(words: torch.Tensor, bits: int, num_out: int) -> torch.Tensor:
+    """Since version 0.9.4 of compressed-tensors (April 2025), zero points are packed along `out`:
+    int32 [out / n, groups]. Before, and with one scale per matrix, they are int8."""
+    if words.ndim != 2 or len(words) != -(-num_out * bits // 32):
+        raise ValueError(f"weight_zero_point is int32 {tuple(words.shape)} for {num_out} rows")
+    return _unpacked(words.T, bits)[:, :num_out].T.short().sub_(2 ** (bits - 1))
+
+
+READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}
+
+
+def _needed(part: Part, end: str) -> torch.Tensor:
+    found = part(end)
+    if found is None:
+        raise ValueError(f"no {end}")
+    return found
+
+
+def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Numbers of 4 or 8 bits in int32 words [rows, n], the first in the lowest bits: uint8."""
+    found = words.contiguous().view(torch.uint8)
+    return found if bits == 8 else torch.stack([found & 15, found >> 4], -1).flatten(1)
+
+
+def _dequantised(
+    values: torch.Tensor,
+    zeros: torch.Tensor,
+    scales: torch.Tensor,
+    group_of: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """values [out, in]; zeros and scales [out or 1, groups]; group_of [in]: the group of each
+    column; None for adjacent groups of equal size."""
+    (num_out, num_in), num_groups = values.shape, scales.shape[-1]
+    if scales.shape not in ((num_out, num_groups), (1, num_groups)) or zeros.shape != scales.shape:
+        raise ValueError(
+            f"scales {tuple(scales.shape)} and zero points {tuple(zeros.shape)} for a matrix "
+            f"{tuple(values.shape)}"
+        )
+    if group_of is None:
+        if num_in % num_groups:
+            raise ValueError(f"{num_groups} groups do not divide {num_in} columns")
+        group_of = torch.arange(num_in) // (num_in // num_groups)
+    group_of = group_of.long()
+    if group_of.shape != (num_in,) or not 0 <= group_of.min() <= group_of.max() < num_groups:
+        raise ValueError(f"indices of groups that are not in 0..{num_groups - 1}")
+    found = values.float() - zeros.float()[:, group_of]
+    return found.mul_(scales.float()[:, group_of])

@@ -1,0 +1,298 @@
+"""Checks from the files alone, before weights are loaded, whether a model can be loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""In the order in which Transformers looks for them; the index of shards has the same name. Other
+files, such as consolidated.safetensors, are not read."""
+
+HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHTS)
+_HEADS = "give the directory of an EAGLE-3 head or of Medusa heads"
+
+MODELS = {
+    "apertus": "ApertusForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "biogpt": "BioGptForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "opt": "OPTForCausalLM",
+    "persimmon": "PersimmonForCausalLM",
+    "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+}
+"""The `model_type` and class of the models that the PyTorch engine computes right:
+tests/engines/test_model_types.py compares each with Transformers. Other models may pass positions
+or masks to attention in other ways, and would be served with wrong texts."""
+
+ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles depend only on the position. With others, such as dynamic,
+Transformers chooses the angles of a whole pass by its longest request, so a text would depend on
+the other requests."""
+
+DTYPES = (None, "float32", "bfloat16", "float16", "float64")
+"""Types of a checkpoint. Texts are computed in `dtype` of engine.json."""
+
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+"""Fields of a configuration that count something, if they are there."""
+
+MOST_SIZE = 100_000_000
+
+SERVED_ROTATIONS = (*ROTATIONS, "longrope")
+"""See `rope.fix_longrope`."""
+
+
+QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gptq": {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")},
+    "awq": {"bits": (4,), "version": (None, "gemm"), "zero_point": (None, True)},
+    "compressed-tensors": {
+        "format": ("pack-quantized", "int-quantized"),
+        "sparsity_config": (None, {}, {"format": "dense"}),
+        "transform_config": (None, {}),
+    },
+}
+"""Values of quantization_config that `quantized` reads, by its quant_method."""
+
+QUANTIZED_GROUP = {"format": (None, *QUANTIZATIONS["compressed-tensors"]["format"])}
+"""The same of each of its config_groups."""
+
+QUANTIZED_WEIGHTS: dict[str, tuple[Any, ...]] = {
+    "num_bits": (4, 8),
+    "type": ("int",),
+    "strategy": ("tensor", "channel", "group"),
+}
+"""The same of the weights of each group."""
+
+
+class ModelError(ValueError):
+    """This engine cannot serve the model, or not with the other one. The message is one sentence
+    that says why and what to do."""
+
+
+def check_files(name: str, folder: Path) -> None:
+    """Raise ModelError unless the directory has a configuration and complete weights."""
+    if not folder.is_dir():
+        problem = "is a file, but not a GGUF file" if folder.exists() else "does not exist"
+        raise ModelError(
+            f"{name} {problem}: give a local Hugging Face model directory, or a GGUF file"
+        )
+    check_model(name, folder)
+    if (index := read_json(name, folder, INDEX)) is not None:
+        source = Path(index["file"])
+        if not source.is_file() or source.stat().st_size != index["size"]:
+            raise ModelError(f"{name} was made of {source}, which has changed: give its path")
+        return
+    files = weight_files(name, folder)
+    if not files:
+        raise ModelError(
+            f"{name} has no weights (*.safetensors or *.bin): copy model.safetensors or "
+            "pytorch_model.bin there, or the shards of either with their index"
+        )
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise ModelError(
+            f"{name} lacks {len(missing)} of its {len(files)} weight files, such as "
+            f"{missing[0]}: complete the download"
+        )
+    for file in files:
+        _check_length(name, folder / file)
+
+
+def weight_files(name: str, folder: Path) -> list[str]:
+    """Names of the weight files; they may be missing."""
+    for single in WEIGHTS:
+        if (folder / single).is_file():
+            return [single]
+        index = read_json(name, folder, f"{single}.index.json")
+        if index is not None:
+            shards = index.get("weight_map")
+            if not isinstance(shards, dict):
+                raise ModelError(f"{name} has a {single}.index.json without weight_map: replace it")
+            return sorted(set(shards.values()))
+    return []
+
+
+def _check_length(name: str, path: Path) -> None:
+    """Check the length of a safetensors file against its header. *.bin files are not checked."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(path, "np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{name} has a truncated or damaged {path.name} ({error}): copy it again"
+        ) from error
+
+
+def check_model(name: str, folder: Path) -> None:
+    """Raise ModelError if config.json describes a model that this engine cannot serve."""
+    document = read_json(name, folder, "config.json")
+    if document is None:
+        raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
+    classes = document.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+        raise _wrong_field(name, "architectures", classes, "a list of texts")
+    for field in ("dtype", "torch_dtype"):
+        if (dtype := document.get(field)) not in DTYPES:
+            raise _wrong_field(name, field, dtype, f"one of {', '.join(map(str, DTYPES[1:]))}")
+    if is_eagle(document) or any(key.startswith("medusa_") for key in document):
+        raise ModelError(
+            f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
+            "that it was trained for as the target"
+        )
+    kind = document.get("model_type")
+    if not isinstance(kind, str) or kind not in MODELS or (classes and MODELS[kind] not in classes):
+        raise ModelError(
+            f"{name} has the model_type {kind} and the class {', '.join(classes) or 'not given'}, "
+            "which the PyTorch engine does not serve: use a causal language model of one of these "
+            f"types: {', '.join(MODELS)}"
+        )
+    for field in ("rope_scaling", "rope_parameters"):
+        for rotation in _rotations(document.get(field)):
+            if rotation not in SERVED_ROTATIONS:
+                raise ModelError(
+                    f"{name} has a rotary embedding of the type {rotation} ({field} in its "
+                    f"config.json), which is not supported: use a model with one of these types: "
+                    f"{', '.join(SERVED_ROTATIONS)}"
+                )
+
+
+def _wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
+    text = repr(value)
+    text = text if len(text) <= 40 else f"{text[:40]}.."
+    return ModelError(
+        f"{name} has the {field} {text} in its config.json, which must be {rule}: replace it"
+    )
+
+
+def check_sizes(name: str, config: Any) -> None:
+    """Raise ModelError unless numbers of a Transformers config are possible."""
+    for field in SIZES:
+        value = getattr(config, field, None)
+        if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
+            raise _wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+    padding = getattr(config, "pad_token_id", None)
+    if padding is not None and padding >= config.vocab_size:
+        rule = f"less than the vocab_size of {config.vocab_size}"
+        raise _wrong_field(name, "pad_token_id", padding, rule)
+
+
+def is_eagle(document: Mapping[str, Any]) -> bool:
+    """Whether this config.json describes an EAGLE or speculators head."""
+    names = [document.get("speculators_model_type", ""), *(document.get("architectures") or ())]
+    return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
+
+
+def check_heads(folder: Path) -> None:
+    """Raise ModelError unless the directory has a file with heads."""
+    if not folder.is_dir():
+        problem = "is not a directory" if folder.exists() else "does not exist"
+        raise ModelError(f"the directory of heads {folder} {problem}: {_HEADS}")
+    if not any((folder / file).is_file() for file in HEAD_FILES):
+        raise ModelError(
+            f"the directory of heads {folder} has none of {', '.join(HEAD_FILES)}: {_HEADS}"
+        )
+
+
+def _rotations(settings: Any) -> list[Any]:
+    """The types in the settings, which can differ by the type of layer."""
+    if not isinstance(settings, dict):
+        return []
+    parts = [one for one in settings.values() if isinstance(one, dict)]
+    return [one.get("rope_type", one.get("type", "default")) for one in parts or [settings]]
+
+
+def check_quantization(name: str, folder: Path) -> None:
+    """Raise ModelError if `quantized` cannot read how the checkpoint is quantised."""
+    settings = quantization(name, folder)
+    if not settings:
+        return
+    settings = _dict(settings)
+    method = str(settings.get("quant_method"))
+    _check_settings(name, settings, {"quant_method": tuple(QUANTIZATIONS)})
+    _check_settings(name, settings, QUANTIZATIONS[method])
+    if method != "compressed-tensors":
+        return
+    for group in _dict(settings.get("config_groups")).values():
+        _check_settings(name, _dict(group), QUANTIZED_GROUP)
+        _check_settings(name, _dict(_dict(group).get("weights")), QUANTIZED_WEIGHTS)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _check_settings(
+    name: str, settings: dict[str, Any], wanted: dict[str, tuple[Any, ...]]
+) -> None:
+    for field, values in wanted.items():
+        found = settings.get(field)
+        found = found.lower() if isinstance(found, str) else found
+        if found not in values:
+            known = ", ".join(str(value) for value in values if value)
+            raise ModelError(
+                f"{name} is quantised with the {field} {found} (quantization_config in its "
+                f"config.json), which cannot be read: use {known or 'none'}, or another checkpoint"
+            )
+
+
+def quantization(name: str, folder: Path) -> Any:
+    """quantization_config of config.json; None if there is none. Raises ModelError."""
+    return (read_json(name, folder, "config.json") or {}).get("quantization_config")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of the message; the type of the error if there is no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
+    """The parsed file; None if it does not exist. Raises ModelError."""
+    try:
+        document = json.loads((folder / file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name} has an unreadable {file} ({error}): replace it") from error
+    if not isinstance(document, dict):
+        raise ModelError(f"{name} has a {file} that is not a JSON object: replace it")
+    return document

@@ -1,0 +1,293 @@
+"""Draws tokens and verifies drafts. Both ways to verify keep the target's distribution exactly.
+
+`shaping` and `truncation` first process a row of logits: shaping, temperature, truncation.
+Greedy rows (temperature 0 or top_k 1) take the best token of the shaped row.
+
+*Coupled* verification (the default): the same seed gives the same text. The token at absolute
+position t is the argmax of
+
+    log p(token) + gumbel(seed, t, token)
+
+over the tokens that truncation keeps. By the Gumbel-max rule, this is an exact draw from p. The
+draft model draws with the same noise, and a draft is accepted if it equals the target's own draw.
+So the text depends neither on the draft model nor on the draft lengths (Daliri et al., "Coupling
+without communication and drafter-invariant speculative decoding", 2024).
+
+*Rejection* verification: a draft x that was drawn from q is accepted with probability
+min(1, p(x) / q(x)). A rejected draft is replaced by a draw from max(p - q, 0), normalised
+(Leviathan et al., "Fast inference from transformers via speculative decoding", 2023). This accepts
+1 - TV(p, q) of the drafts, the maximum for any rule, but the text depends on the drafts. Greedy
+rows are verified as in coupled verification.
+
+Noise is computed only for the tokens that truncation keeps. Its integer hashing gives the same
+result on every device. If logits differ slightly, near-ties of the scores can still give another
+token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+from operator import eq
+
+import torch
+
+from smartspec_py.core.types import NO_TOKEN, SamplingParams, TokenLogProb, Verification
+from smartspec_py.engines.decoding.noise import Stream, noise_key, uniform_noise
+from smartspec_py.engines.decoding.shaping import Shaping, TokenHistory, shape_logits
+from smartspec_py.engines.decoding.truncation import (
+    Candidates,
+    best_tokens,
+    truncate,
+    truncation_kind,
+)
+
+_MAX_SCORES = 1 << 24
+"""Scores held at once: 128 MiB of float64. Intermediate results take a few times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """One sequence of a target's pass: len(drafts) + 1 rows of logits.
+
+    position: absolute position of the first token to draw.
+    history: the tokens before it; required if sampling.shapes_logits.
+    draft_probs: [len(drafts), vocab], the distribution of each draft; None if the drafts were not
+        sampled. Pass every sampled draft, even an unlikely one: dropping a draft because of its
+        value would bias the text. Ending the drafts after a token because of its value is safe.
+    """
+
+    sampling: SamplingParams
+    position: int
+    history: TokenHistory | None = None
+    drafts: tuple[int, ...] = ()
+    draft_probs: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """tokens: the accepted drafts and one more token; empty if the logits of the latter are not
+    finite. log_probs: of each token; empty unless requested."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[TokenLogProb, ...] = ()
+
+    @property
+    def num_accepted(self) -> int:
+        return max(0, len(self.tokens) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One token to draft.
+
+    position: absolute. history: the tokens before the drafts of this step; required if
+    sampling.shapes_logits. provisional: drafts of this step before this token.
+    """
+
+    sampling: SamplingParams
+    position: int
+    history: TokenHistory | None = None
+    provisional: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One token to draw from a row of logits, at an absolute position. draft: the draft at this
+    position, if rejection decides on it; draft_probs: see `VerifyRequest`, [vocab]."""
+
+    row: int
+    sampling: SamplingParams
+    position: int
+    draft: int = NO_TOKEN
+    draft_probs: torch.Tensor | None = None
+
+
+def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    """Verify the requests with their rows of logits [sum of len(drafts) + 1, vocab], float32.
+
+    A token is drawn from each row, and drafts that equal the drawn tokens are accepted. A row with
+    NaN, or whose maximum is infinite, draws NO_TOKEN, which equals no draft.
+    """
+    firsts = list(accumulate((len(one.drafts) + 1 for one in requests), initial=0))[:-1]
+    pairs = list(zip(requests, firsts, strict=True))
+    shaped = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
+    tokens = best_tokens(shaped, 1)[:, 0]
+    for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
+        tokens[_index(group, logits)] = _drawn(shaped, group)
+    peaks = logits.amax(-1)
+    if any(one.sampling.grammar is not None and one.sampling.grammar.error for one in requests):
+        peaks = torch.maximum(peaks, shaped.amax(-1))  # NaN if either is
+    drawn_tokens = [
+        token if math.isfinite(peak) else NO_TOKEN
+        for token, peak in zip(tokens.tolist(), peaks.tolist(), strict=True)
+    ]
+    results = []
+    for request, first in pairs:
+        drawn = drawn_tokens[first : first + len(request.drafts) + 1]
+        num_accepted = sum(takewhile(bool, map(eq, request.drafts, drawn)))
+        is_finite = drawn[num_accepted] != NO_TOKEN
+        results.append(VerifyResult(tuple(drawn[: num_accepted + 1]) if is_finite else ()))
+    return _with_log_probs(results, logits, requests, firsts)
+
+
+def draft_tokens(
+    logits: torch.Tensor, requests: Sequence[DraftRequest]
+) -> tuple[list[int], list[torch.Tensor | None]]:
+    """One token from each row of logits [len(requests), vocab], float32.
+
+    Also the distribution that it was drawn from, [vocab] float32. It is None for greedy tokens and
+    for draws with the target's noise.
+    """
+    shapings = [
+        Shaping(row, one.sampling, _history(one), one.provisional)
+        for row, one in enumerate(requests)
+        if one.sampling.shapes_logits
+    ]
+    shaped = shape_logits(logits, shapings)
+    tokens = best_tokens(shaped, 1)[:, 0]
+    probs: list[torch.Tensor | None] = [None] * len(requests)
+    draws = [
+        _Draw(row, one.sampling, one.position)
+        for row, one in enumerate(requests)
+        if not one.sampling.is_greedy
+    ]
+    for group in _groups(draws, logits):
+        candidates = _candidates(shaped, group)
+        if group[0].sampling.verification is Verification.COUPLED:
+            stream = Stream.TARGET
+        else:
+            stream = Stream.DRAFT
+            for draw, drawn_from in zip(group, candidates.spread(logits.shape[-1]), strict=True):
+                probs[draw.row] = drawn_from
+        tokens[_index(group, logits)] = candidates.draw(_keys(group, stream, logits))
+    return tokens.tolist(), probs
+
+
+def _shapings(one: VerifyRequest, first: int) -> list[Shaping]:
+    """For each row of a request, if its logits are shaped. The drafts before a row are known."""
+    if not one.sampling.shapes_logits:
+        return []
+    history = _history(one)
+    return [
+        Shaping(first + row, one.sampling, history, one.drafts[:row])
+        for row in range(len(one.drafts) + 1)
+    ]
+
+
+def _history(one: VerifyRequest | DraftRequest) -> TokenHistory:
+    assert one.history is not None, "shaping logits needs the history"
+    return one.history
+
+
+def _draws(one: VerifyRequest, first: int) -> list[_Draw]:
+    """One draw for each row. Greedy text needs none."""
+    sampling, num_judged = one.sampling, 0
+    if sampling.is_greedy:
+        return []
+    if sampling.verification is Verification.REJECTION:
+        num_judged = len(one.drafts)
+    found = []
+    for row in range(len(one.drafts) + 1):
+        draft, probs = NO_TOKEN, None
+        if row < num_judged:
+            draft = one.drafts[row]
+            probs = None if one.draft_probs is None else one.draft_probs[row]
+        found.append(_Draw(first + row, sampling, one.position + row, draft, probs))
+    return found
+
+
+def _drawn(shaped: torch.Tensor, group: Sequence[_Draw]) -> torch.Tensor:
+    """The target's tokens [n] for these draws. If rejection decides on drafts, a token is the draft
+    if u q(x) < p(x), and otherwise from max(p - q, 0); from p if rounding makes this all 0."""
+    candidates = _candidates(shaped, group)
+    if group[0].draft == NO_TOKEN:
+        return candidates.draw(_keys(group, Stream.TARGET, shaped))
+    p = candidates.probs()
+    drafts = torch.tensor([draw.draft for draw in group], device=shaped.device)
+    is_draft = candidates.tokens == drafts[:, None]
+    given = [draw.draft_probs for draw in group if draw.draft_probs is not None]
+    if given:
+        whole = torch.stack(given)
+        q, q_of_draft = (
+            whole.gather(-1, candidates.tokens.expand_as(p)),
+            whole.gather(-1, drafts[:, None])[:, 0],
+        )
+    else:
+        q, q_of_draft = is_draft.to(p), torch.ones_like(p[:, 0])
+    u = uniform_noise(_keys(group, Stream.ACCEPT, shaped))
+    is_accepted = u * q_of_draft < (p * is_draft).sum(-1)
+    excess = (p - q).clamp_(min=0.0)
+    excess = torch.where(excess.sum(-1, keepdim=True) > 0, excess, p)
+    left = Candidates(excess.double().log(), candidates.tokens)
+    return torch.where(is_accepted, drafts, left.draw(_keys(group, Stream.RESIDUAL, shaped)))
+
+
+def _groups(draws: Sequence[_Draw], logits: torch.Tensor) -> Iterator[list[_Draw]]:
+    """Groups of draws that use the same operations, limited in size by memory."""
+    groups: dict[object, list[_Draw]] = {}
+    for draw in draws:
+        is_judged, has_probs = draw.draft != NO_TOKEN, draw.draft_probs is not None
+        key = truncation_kind(draw.sampling), draw.sampling.verification, is_judged, has_probs
+        groups.setdefault(key, []).append(draw)
+    size = max(1, _MAX_SCORES // logits.shape[-1])
+    for group in groups.values():
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def _candidates(shaped: torch.Tensor, group: Sequence[_Draw]) -> Candidates:
+    return truncate(shaped[_index(group, shaped)], [draw.sampling for draw in group])
+
+
+def _index(group: Sequence[_Draw], logits: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([draw.row for draw in group], device=logits.device)
+
+
+def _keys(group: Sequence[_Draw], stream: Stream, logits: torch.Tensor) -> torch.Tensor:
+    keys = [noise_key(draw.sampling.seed, draw.position, stream) for draw in group]
+    return torch.tensor(keys, device=logits.device)
+
+
+def _with_log_probs(
+    results: list[VerifyResult],
+    logits: torch.Tensor,
+    requests: Sequence[VerifyRequest],
+    firsts: Sequence[int],
+) -> list[VerifyResult]:
+    wanted = [i for i, one in enumerate(requests) if one.sampling.log_probs and results[i].tokens]
+    if not wanted:
+        return results
+    rows = [firsts[i] + row for i in wanted for row in range(len(results[i].tokens))]
+    tokens = [token for i in wanted for token in results[i].tokens]
+    num_top = [requests[i].sampling.num_top_log_probs for i in wanted for _ in results[i].tokens]
+    index = torch.tensor(rows, device=logits.device)
+    found = iter(token_log_probs(logits[index], tokens, num_top))
+    for i in wanted:
+        tokens_of = results[i].tokens
+        log_probs = tuple(next(found) for _ in tokens_of)
+        results[i] = VerifyResult(tokens_of, log_probs)
+    return results
+
+
+def token_log_probs(
+    logits: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogProb]:
+    """The log-probability of each token in its row of logits [len(tokens), vocab], with the num_top
+    most probable tokens of the row."""
+    found = []
+    size = max(1, _MAX_SCORES // logits.shape[-1])
+    for first in range(0, len(tokens), size):
+        part, counts = tokens[first : first + size], num_top[first : first + size]
+        scores = logits[first : first + size].log_softmax(-1)
+        chosen = torch.tensor(part, device=logits.device)[:, None]
+        values = scores.gather(-1, chosen)[:, 0].tolist()
+        best = scores.topk(min(max(counts), scores.shape[-1]))
+        tops = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
+        found += [
+            TokenLogProb(token, value, tuple(zip(ids[:num], probs[:num], strict=True)))
+            for token, value, (ids, probs, num) in zip(part, values, tops, strict=True)
+        ]
+    return found

@@ -1,0 +1,129 @@
+"""Drafts with an EAGLE-3 head: a draft model that also reads hidden states of the target.
+
+The head shares everything with the draft model: its cache, how it catches up on tokens that it
+missed, and how it drafts. In addition, each token that it reads needs the target's states at the
+token before it. They come with the target's events and are kept until the head reads their tokens.
+
+States are missing for tokens that the target took from its prefix cache. The head then takes its
+own keys of these tokens from its cache. If it never read them, it begins at the first token with a
+state and never sees the tokens before it. It also does so after its cache was dropped, and if more
+than KEPT_STATES tokens wait. This lowers acceptance but changes no text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import Draft, DraftTask
+from smartspec_py.engines.local.draft_model import Drafting, DraftModelProposer, DraftSequence
+from smartspec_py.engines.runtimes.heads.eagle import HeadInput
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import Runner
+
+KEPT_STATES = 2048
+"""States of a sequence that wait for the head: 48 MiB for a target of width 4,096 in bfloat16."""
+
+MAX_PARTS = 32
+"""Passes whose states of a sequence are kept apart. More are copied together."""
+
+
+@dataclass(slots=True)
+class _States:
+    """The target's states that the head has not read, [n, width] each. The last one is that of the
+    token before the last known one. first: the first token that the head sees. It is at least 1,
+    because token 0 has no state before it."""
+
+    parts: deque[torch.Tensor] = field(default_factory=deque)
+    num: int = 0
+    first: int = 1
+
+    def add(self, states: torch.Tensor) -> None:
+        self.parts.append(states)
+        self.num += len(states)
+        if len(self.parts) > MAX_PARTS:  # each part keeps the states of all rows of its pass
+            self.parts = deque([torch.cat([*self.parts])])
+        while self.num - len(self.parts[0]) >= KEPT_STATES:
+            self.num -= len(self.parts.popleft())
+
+    def take(self, num: int) -> torch.Tensor:
+        """The first num states. They are not kept any more."""
+        states = self.parts[0] if len(self.parts) == 1 else torch.cat([*self.parts])
+        self.num -= num
+        self.parts = deque([states[num:]] if self.num else [])
+        return states[:num]
+
+
+class EagleProposer(DraftModelProposer):
+    """An EAGLE-3 head as a `Proposer`. It knows only sequences whose states were reported."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        max_sequences: int,
+        max_draft_len: int,
+        *,
+        reuses_prefixes: bool = True,
+    ) -> None:
+        super().__init__(runner, max_sequences, max_draft_len, reuses_prefixes=reuses_prefixes)
+        self._capabilities = replace(self._capabilities, reads_hidden=True)
+        self._states: dict[SequenceId, _States] = {}
+
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
+        return self._capabilities.max_draft_len if self._num_states(sequence) else 0
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        able = [task.draft_len if self._num_states(task.sequence) else 0 for task in tasks]
+        pairs = zip(tasks, able, strict=True)
+        return super().propose([task._replace(draft_len=num) for task, num in pairs])
+
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+        """Keep the states. The keys of drafts came from the head's own states, so accepted drafts
+        are read again with those of the target."""
+        state = self._sequences.get(sequence)
+        if state is not None:
+            state.num_valid = state.num_known
+            state.row.num_cached = min(state.row.num_cached, state.num_valid)
+        if hidden is not None:
+            self._states.setdefault(sequence, _States()).add(hidden)
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """The pass that drafts reads the last token with a state."""
+        num_states = self._num_states(sequence)
+        return num_states - 1 if num_states else super().draft_lag(sequence, context_len)
+
+    def release(self, sequence: SequenceId) -> None:
+        super().release(sequence)
+        self._states.pop(sequence, None)
+
+    def close(self) -> None:
+        super().close()
+        self._states.clear()
+
+    def _num_states(self, sequence: SequenceId) -> int:
+        states = self._states.get(sequence)
+        return states.num if states else 0
+
+    def _enter(self, task: DraftTask) -> DraftSequence:
+        """The row continues at the first token with a state. If it lacks tokens before that one, it
+        begins there, and other sequences must not reuse it."""
+        state, states = super()._enter(task), self._states[task.sequence]
+        row, start = state.row, len(task.tokens) - states.num
+        if start > max(1, row.num_cached):
+            states.first, row.tokens = start, ()
+        row.num_cached = state.num_valid = start
+        return state
+
+    def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
+        row, states = drafting.state.row, self._states[drafting.task.sequence]
+        given = None if drafting.tokens else states.take(len(tokens))
+        return HeadInput(
+            row.index, row.num_cached, tokens, num_logits, first=states.first, states=given
+        )

@@ -1,0 +1,174 @@
+"""Drafts with heads on the target's last hidden state (Cai et al., "Medusa", arXiv 2401.10774).
+
+Head i guesses the token i + 2 positions after the token whose state it reads. The state from which
+the target drew its last token is known, so all heads guess at once and no model runs. A guess does
+not know the guesses before it. So heads are cheap, and the later ones are right less often than a
+draft model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from operator import eq
+from typing import Any, NamedTuple
+
+import torch
+
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
+from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
+from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.local.cached_model import history_of
+from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads
+
+NUM_TIMINGS = 5
+"""How often drafting is timed. The fastest counts, because other processes only slow it down."""
+
+
+class _Guesses(NamedTuple):
+    """Guesses for the tokens after the first num_known."""
+
+    num_known: int
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """state: [hidden_size], from which the last token was drawn. history: for sampling; None if it
+    does not depend on earlier tokens, or if nothing was drafted yet. guesses: the last ones."""
+
+    state: torch.Tensor
+    history: TokenHistory | None = None
+    guesses: _Guesses | None = None
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A task in progress. guesses, probs: of each head so far."""
+
+    task: DraftTask
+    history: TokenHistory | None
+    guesses: list[int]
+    probs: list[torch.Tensor | None]
+
+    @property
+    def request(self) -> DraftRequest:
+        """For the next head."""
+        position = len(self.task.tokens) + len(self.guesses)
+        return DraftRequest(self.task.sampling, position, self.history, tuple(self.guesses))
+
+    def draft(self) -> Draft:
+        """The guesses, without those after an end token."""
+        num = self.task.sampling.num_before_end(self.guesses) + 1
+        probs = [prob for prob in self.probs[:num] if prob is not None]
+        return Draft(tuple(self.guesses[:num]), torch.stack(probs) if probs else None)
+
+
+class HeadsProposer:
+    """Medusa heads as a `HindsightProposer`. It knows only sequences whose hidden states were
+    reported."""
+
+    def __init__(self, heads: MedusaHeads, max_sequences: int, longest: int) -> None:
+        """longest: the most tokens of a draft."""
+        self.heads = heads
+        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._capabilities = ProposerCapabilities(
+            max_draft_len=min(heads.num_heads, longest),
+            has_passes=False,
+            reads_hidden=True,
+            has_hindsight=True,
+        )
+        draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
+        self._capabilities = replace(self._capabilities, draft_s=draft_s)
+
+    @property
+    def capabilities(self) -> ProposerCapabilities:
+        return self._capabilities
+
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+    ) -> int:
+        return self._capabilities.max_draft_len if sequence in self._sequences else 0
+
+    @torch.inference_mode()
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        able = [task for task in tasks if task.draft_len and task.sequence in self._sequences]
+        if not able:
+            return [NO_DRAFT for _ in tasks]
+        states = torch.stack([self._sequences[task.sequence].state for task in able])
+        logits = self.heads.logits(states)
+        started = [_Drafting(task, self._history(task), [], []) for task in able]
+        for head in range(max(task.draft_len for task in able)):
+            rows = [row for row, task in enumerate(able) if head < task.draft_len]
+            active = [started[row] for row in rows]
+            requests = [drafting.request for drafting in active]
+            found = draft_tokens(logits[rows, head], requests)
+            for drafting, guess, prob in zip(active, *found, strict=True):
+                drafting.guesses.append(guess)
+                drafting.probs.append(prob)
+        for drafting in started:
+            known = self._sequences[drafting.task.sequence]
+            known.guesses = _Guesses(len(drafting.task.tokens), drafting.guesses)
+        drafts = {drafting.task.sequence: drafting.draft() for drafting in started}
+        return [drafts.get(task.sequence, NO_DRAFT) for task in tasks]
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """See `HindsightProposer`. (0, 0) if it did not draft."""
+        known = self._sequences.get(sequence)
+        if known is None or known.guesses is None or known.guesses.num_known != len(tokens):
+            return 0, 0
+        are_right = list(map(eq, known.guesses.tokens, generated))
+        return len(are_right), sum(takewhile(bool, are_right))
+
+    def cohort(self, sequence: SequenceId) -> str:
+        """Not used, because there are no cohorts."""
+        return ""
+
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+        """Keep the last state. The copy frees the states of the whole pass."""
+        if hidden is None or not len(hidden):
+            return
+        state = hidden[-1].float().clone()
+        known = self._sequences.setdefault(sequence, _Sequence(state))
+        known.state = state
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """Always 0: heads have no cache."""
+        return 0
+
+    def release(self, sequence: SequenceId) -> None:
+        self._sequences.pop(sequence, None)
+
+    def close(self) -> None:
+        self._sequences.clear()
+
+    def _history(self, task: DraftTask) -> TokenHistory | None:
+        known = self._sequences[task.sequence]
+        if known.history is None:
+            known.history = history_of(task.sampling, task.num_prompt)
+        if known.history is not None:
+            known.history.extend(task.tokens[len(known.history) :])
+        return known.history
+
+    def _seconds(self, num_sequences: int) -> float:
+        """Seconds to draft for so many sequences. For sampled text it takes longer, so this is the
+        mean of greedy and sampled text, each the fastest of some calls."""
+        state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
+        self._sequences = {sequence: _Sequence(state) for sequence in range(num_sequences)}
+        longest = self._capabilities.max_draft_len
+        found = []
+        for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
+            tasks = [DraftTask(one, [0], 1, longest, sampling) for one in range(num_sequences)]
+            found.append(min(self._timed(tasks) for _ in range(NUM_TIMINGS)))
+        self._sequences.clear()
+        return sum(found) / len(found)
+
+    def _timed(self, tasks: Sequence[DraftTask]) -> float:
+        start = time.perf_counter()
+        self.propose(tasks)
+        return time.perf_counter() - start

@@ -1,0 +1,238 @@
+"""The PyTorch target: each poll runs one packed pass over all submitted work.
+
+Start reading at `poll`. It runs one target pass over all work and verifies all requested positions.
+For each sequence it returns the accepted drafts and one more token.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smartspec_py.core.types import PromptLogProbs, SamplingParams, SequenceId
+from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.decoding.sampling import (
+    VerifyRequest,
+    VerifyResult,
+    token_log_probs,
+    verify,
+)
+from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
+from smartspec_py.engines.runtimes.pytorch.packed import RowCache, RowInput
+from smartspec_py.engines.runtimes.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+NOT_FINITE = (
+    "the model's logits are not finite: its numbers overflow in this precision; use a wider dtype "
+    "or another checkpoint"
+)
+
+
+@dataclass(slots=True)
+class _Sequence(CachedSequence):
+    """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the row
+    holds all of them but the last."""
+
+    tokens: list[int]
+    num_prompt: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One work item as a row of the pass. request: what to draw; None inside a prompt. scored: the
+    known tokens of a prompt that follow its first logits, if their log-probabilities are wanted.
+    num_again: leading tokens of the row that were read before."""
+
+    sequence: SequenceId
+    row_input: RowInput
+    request: VerifyRequest | None
+    scored: Sequence[int] = ()
+    num_again: int = 0
+
+
+class TorchTarget(CachedModel[_Sequence]):
+    """A Hugging Face causal language model as a `Target`."""
+
+    def __init__(
+        self, runner: Runner, capabilities: TargetCapabilities, *, reuses_prefixes: bool = True
+    ) -> None:
+        super().__init__(runner, capabilities.max_sequences, reuses_prefixes=reuses_prefixes)
+        self._capabilities = capabilities
+        self._pending: list[Work] = []
+
+    @property
+    def capabilities(self) -> TargetCapabilities:
+        return self._capabilities
+
+    @property
+    def ready_sizes(self) -> Collection[int]:
+        return self.runner.ready_sizes
+
+    def begin(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampling: SamplingParams,
+        reuses_prefix: bool = True,
+    ) -> int:
+        known = list(tokens)
+        row = self._allocate(sequence, known, num_prompt, reuses_prefix)
+        if self.runner.config.state_layers and row.num_cached:
+            row.num_cached -= 1  # a head reads the next token with the state at this one
+        history = history_of(sampling, num_prompt)
+        if history is not None:
+            history.extend(known)
+        self._sequences[sequence] = _Sequence(row, history, known, num_prompt, sampling)
+        return row.num_cached
+
+    def submit(self, work: Sequence[Work]) -> None:
+        self._pending.extend(work)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        work, self._pending = self._pending, []
+        return self._run(work) if work else []
+
+    def _run(self, work: Sequence[Work]) -> list[Event]:
+        """Run one pass over the work, and one more for each sequence whose drafts overflow."""
+        start = time.perf_counter()
+        items = [self._item(one) for one in work]
+        out = self.runner.forward([item.row_input for item in items])
+        logits, scores = self._score_prompts(out.logits, items)
+        results = iter(verify(logits, [item.request for item in items if item.request]))
+        pass_s = time.perf_counter() - start
+        events, first = [], 0
+        for item in items:
+            result, hidden = next(results) if item.request else None, None
+            if out.hidden is not None:
+                if reported := self._reported(item, result):
+                    hidden = out.hidden[first + reported.start : first + reported.stop]
+                first += self._num_states(item.row_input)
+            events.append(self._settle(item, result, pass_s, hidden))
+            if item.sequence in scores:
+                events[-1] = events[-1]._replace(prompt_log_probs=scores[item.sequence])
+        return events
+
+    def cancel(self, sequence: SequenceId) -> None:
+        """Does nothing: work in flight ends with the next poll."""
+
+    def release(self, sequence: SequenceId) -> None:
+        del self._sequences[sequence]
+        self._free(sequence)
+
+    def _num_states(self, row_input: RowInput) -> int:
+        """Number of states that a pass returns for this input."""
+        has_all = self.runner.config.state_layers
+        return len(row_input.tokens) if has_all else row_input.num_logits
+
+    def _reported(self, item: _Item, result: VerifyResult | None) -> range:
+        """Which of the item's states the proposers get: those of tokens that are new and final."""
+        if item.request is not None and item.request.drafts and result is not None:
+            return range(result.num_accepted + 1)
+        num_again = item.num_again if self.runner.config.state_layers else 0
+        return range(num_again, self._num_states(item.row_input))
+
+    def _item(self, work: Work) -> _Item:
+        state = self._sequences[work.sequence]
+        row, sampling = state.row, state.sampling
+        if isinstance(work, Prefill):
+            assert work.start == row.num_cached, f"a chunk at {work.start} of {row.num_cached}"
+            end = work.start + len(work.tokens)
+            scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
+            num_logits = len(scored) + int(work.is_last)
+            num_prompt = max(0, min(len(work.tokens), state.num_prompt - work.start))
+            # A single token of a prompt is read together with the one before it: see
+            # `openvino.runner`. Token 0 sees itself only, so any kernel gives the same.
+            num_again = int(num_prompt == 1 and work.start > 0)
+            first = work.start - num_again
+            known, num_prompt = state.tokens[first:end], num_prompt + num_again
+            read = RowInput(row.index, first, known, num_logits, num_prompt)
+            request = VerifyRequest(sampling, end, state.history) if work.is_last else None
+            return _Item(work.sequence, read, request, scored, num_again)
+        verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
+        _, drafts, probs = verified
+        if probs is not None:
+            probs = probs.to(self.runner.config.device)  # the draft may have its own device
+        tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
+        return _Item(
+            work.sequence,
+            RowInput(row.index, row.num_cached, tokens, len(tokens)),
+            VerifyRequest(sampling, position, state.history, drafts, probs),
+        )
+
+    def _fail(self, sequence: SequenceId) -> Event:
+        state = self._sequences[sequence]
+        row, grammar = state.row, state.sampling.grammar
+        if grammar is not None and grammar.error:
+            return Event(sequence, error=grammar.error)
+        # Attention also multiplies the values that it masks, and 0 times NaN is NaN.
+        self.runner.cache.clear_row(row.index)
+        row.tokens, row.num_cached = (), 0
+        logger.error("sequence %d: %s", sequence, NOT_FINITE)
+        return Event(sequence, error=NOT_FINITE)
+
+    def _score_prompts(
+        self, logits: torch.Tensor, items: Sequence[_Item]
+    ) -> tuple[torch.Tensor, dict[SequenceId, PromptLogProbs]]:
+        """The logits that tokens are drawn from, and the log-probabilities of parts of prompts."""
+        if not any(item.scored for item in items):
+            return logits, {}
+        kept, found, first = [], {}, 0
+        for item in items:
+            last, num_scored = first + item.row_input.num_logits, len(item.scored)
+            if num_scored:
+                num_top = [self._sequences[item.sequence].sampling.num_top_log_probs] * num_scored
+                scored = logits[first : first + num_scored]
+                values = tuple(token_log_probs(scored, item.scored, num_top))
+                read = item.row_input
+                start = read.position + len(read.tokens) - read.num_logits
+                found[item.sequence] = PromptLogProbs(start + 1, values)
+            kept.append(logits[first + num_scored : last])
+            first = last
+        return torch.cat(kept), found
+
+    def _settle(
+        self,
+        item: _Item,
+        result: VerifyResult | None,
+        pass_s: float,
+        hidden: torch.Tensor | None,
+    ) -> Event:
+        """Update the sequence with the result. After a verification, the row also holds the last
+        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk.
+
+        hidden: the states for its proposers.
+        """
+        state = self._sequences[item.sequence]
+        end = item.row_input.position + len(item.row_input.tokens)
+        if result is None or item.request is None:
+            state.row.num_cached = end
+            return Event(item.sequence, pass_s=pass_s, hidden=hidden)
+        num_drafts = len(item.request.drafts)
+        if not result.tokens and num_drafts and isinstance(self.runner.cache, RowCache):
+            # PyTorch multiplies the values of masked keys by 0, and 0 times NaN is NaN. So one
+            # draft that overflows makes all logits of its row NaN.
+            self.runner.cache.clear_row(state.row.index, item.row_input.position)
+            [event] = self._run([Verify(item.sequence, ())])
+            return event._replace(num_drafted=num_drafts)
+        if not result.tokens:
+            return self._fail(item.sequence)
+        state.row.num_cached = end - num_drafts + result.num_accepted
+        state.tokens.extend(result.tokens)
+        if state.history is not None:
+            state.history.extend(result.tokens)
+        return Event(
+            sequence=item.sequence,
+            tokens=result.tokens,
+            num_drafted=num_drafts,
+            num_accepted=result.num_accepted,
+            pass_s=pass_s,
+            log_probs=result.log_probs,
+            hidden=hidden,
+        )

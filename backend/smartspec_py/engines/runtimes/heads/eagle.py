@@ -1,0 +1,370 @@
+"""EAGLE-3 heads (Li et al., arXiv 2503.01840): loading one, and running its passes.
+
+The head is a draft model of one decoder layer whose input also has hidden states. Slot j of its
+cache holds token j together with the target's states at token j - 1: the inputs of some layers of
+the target, fused into one vector. After these tokens it drafts the token at j + 1. For further
+drafts, its own last state takes the place of the fused one.
+
+A row has no key at slot 0, because token 0 has no state before it. If states of later tokens are
+missing too, the row begins at a later slot; see `engines.local.eagle_proposer`.
+
+Two layouts are read: that of the EAGLE project (`midlayer.`) and that of speculators (`layers.0.`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from smartspec_py.engines.checkpoints import supported
+from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
+from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
+from smartspec_py.engines.checkpoints.supported import ROTATIONS, ModelError
+from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.pytorch.packed import (
+    ATTENTION_NAME,
+    PackedBatch,
+    PassAttention,
+    RowCache,
+    RowInput,
+)
+from smartspec_py.engines.runtimes.runner import (
+    PassOutput,
+    RunnerConfig,
+    check_finite,
+    load_config,
+)
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+EMBEDDING_NAMES = ("model.embed_tokens.weight",)
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+NOT_WEIGHTS = ("d2t", "t2d", "verifier_")
+"""How tensors begin that are not weights of the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """layer: of the head's decoder layer. layer_ids: the target's layers whose inputs it reads.
+    num_drafted: tokens of its vocabulary. The flags are those of speculators."""
+
+    layer: LlamaConfig
+    layer_ids: tuple[int, ...]
+    num_drafted: int
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+
+def is_eagle(folder: Path) -> bool:
+    """Whether the directory has an EAGLE or speculators head."""
+    return supported.is_eagle(_document(folder))
+
+
+def read_config(folder: Path, target: Any) -> EagleConfig:
+    """The head's configuration. target: the target's Transformers config.
+
+    Raises ModelError, which names the field that is not supported.
+    """
+    document = _document(folder)
+    of_layer = document.get("transformer_layer_config") or document
+    nested = document.get("eagle_config") or {}
+    flags = document | nested
+    layer = LlamaConfig.from_dict(of_layer)
+    if IS_OLD:
+        use_new_rope(layer, folder)
+    _check_supported(folder, document, of_layer, layer)
+    layer_ids = _layer_ids(document, nested, target.num_hidden_layers)
+    if not all(0 <= one < target.num_hidden_layers for one in layer_ids):
+        raise ModelError(
+            f"{folder}: the head reads the inputs of the layers {layer_ids}, but the target has "
+            f"layers 0 to {target.num_hidden_layers - 1}: set {LAYER_IDS} in its config.json"
+        )
+    return EagleConfig(
+        layer=layer,
+        layer_ids=layer_ids,
+        num_drafted=document.get("draft_vocab_size") or target.vocab_size,
+        norm_before_residual=bool(flags.get("norm_before_residual")),
+        norm_before_fc=bool(flags.get("norm_before_fc")),
+        fc_norm=bool(flags.get("fc_norm")),
+        norm_output=bool(flags.get("norm_output")),
+    )
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _layer_ids(
+    document: Mapping[str, Any], nested: Mapping[str, Any], num_layers: int
+) -> tuple[int, ...]:
+    """speculators counts the layers whose inputs are read. Configs with `eagle_config` count those
+    whose outputs are read, which are one lower."""
+    if ids := document.get(LAYER_IDS):
+        return tuple(ids)
+    if ids := nested.get(LAYER_IDS):
+        return tuple(one + 1 for one in ids)
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def _check_supported(
+    folder: Path, document: Mapping[str, Any], of_layer: Mapping[str, Any], layer: LlamaConfig
+) -> None:
+    """Raise ModelError for the first field with an unsupported value."""
+    quantization = document.get("quantization_config") or of_layer.get("quantization_config")
+    windows = "sliding_attention" in (of_layer.get("layer_types") or ())
+    checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+        ("speculators_model_type", document.get("speculators_model_type", "eagle3"), ("eagle3",)),
+        ("model_type", of_layer.get("model_type", "llama"), ("llama",)),
+        ("num_hidden_layers", layer.num_hidden_layers, (1,)),
+        ("hidden_act", layer.hidden_act, ("silu",)),
+        ("rope_type", rope_of(layer)["rope_type"], ROTATIONS),
+        ("use_sliding_window", bool(of_layer.get("use_sliding_window") or windows), (False,)),
+        ("quantization_config", quantization, (None,)),
+    )
+    for name, value, allowed in checks:
+        if value not in allowed:
+            names = ", ".join(map(str, allowed))
+            raise ModelError(
+                f"{folder}: {name} is {value}, but for EAGLE heads only {names} is supported: use "
+                "another head"
+            )
+
+
+class EagleHead(torch.nn.Module):
+    """The head on packed tokens. `config` is that of its layer.
+
+    token_ids: the target's token of each row of the LM head; None if these are the first tokens.
+    """
+
+    def __init__(self, weights: Any, config: EagleConfig, token_ids: torch.Tensor | None) -> None:
+        """weights: a result of `_module` with its weights."""
+        super().__init__()
+        self.config, self.of, self.token_ids = config.layer, config, token_ids
+        self.parts, self._rotary = weights, LlamaRotaryEmbedding(config.layer)
+
+    @property
+    def model(self) -> Any:
+        """The layers and their rotation, as Transformers' models have them."""
+        return SimpleNamespace(layers=self.parts.layers, rotary_emb=self._rotary)
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's states [N, width of all layers] -> [N, hidden_size]."""
+        if self.of.norm_before_fc:
+            states = self.parts.input_norm(states)
+        if self.of.fc_norm:
+            norms = self.parts.fc_norm
+            pairs = zip(norms, states.chunk(len(norms), dim=-1), strict=True)
+            states = torch.cat([norm(part) for norm, part in pairs], dim=-1)
+        fused: torch.Tensor = self.parts.fc(states)
+        return fused
+
+    def forward(
+        self, packed: PackedBatch, cache: RowCache, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """states: fused or the head's own, [N, hidden_size]. For the wanted tokens: logits of the
+        head's vocabulary, and the states to feed back."""
+        layer = self.parts.layers[0]
+        normed = layer.hidden_norm(states)
+        embedded = layer.input_layernorm(self.parts.embed_tokens(packed.token_ids[0]))
+        cache.slots = packed.slots
+        attended, _ = layer.self_attn(
+            torch.cat([embedded, normed], -1)[None],
+            position_embeddings=self._rotary(states, packed.positions),
+            attention_mask=None,
+            past_key_values=cache,
+            attention=PassAttention(packed, cache),
+        )
+        residual = normed if self.of.norm_before_residual else states
+        own = (residual + attended[0]).index_select(0, packed.wanted)
+        own = own + layer.mlp(layer.post_attention_layernorm(own))
+        normed = self.parts.norm(own)
+        return self.parts.lm_head(normed), normed if self.of.norm_output else own
+
+    def all_logits(self, drafted: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """Logits of the target's vocabulary. Tokens that the head lacks are never drafted."""
+        if self.token_ids is None:
+            return drafted
+        found = drafted.new_full((len(drafted), vocab_size), -torch.inf)
+        found[:, self.token_ids] = drafted
+        return found
+
+
+def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleHead:
+    """Load the head of a target.
+
+    own: how it is run; `path` is the directory of the target. Raises ModelError, which names what
+    does not fit.
+    """
+    target = load_config(own)
+    tensors = {
+        name.replace("midlayer.", "layers.0."): tensor
+        for name, tensor in load_tensors(folder, FILES, "EAGLE head").items()
+    }
+    token_ids = _token_ids(folder, tensors, config.num_drafted, target.vocab_size)
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(NOT_WEIGHTS)}
+    for name, names in (("embed_tokens", EMBEDDING_NAMES), ("lm_head", LM_HEAD_NAMES)):
+        if f"{name}.weight" not in weights:
+            of_target = target_tensor(folder, own.path, names, name)
+            weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
+    module = _module(config, target)
+    placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
+    for name, tensor in placed.items():
+        check_finite(name, tensor, replace(own, path=folder))
+    try:
+        module.load_state_dict(placed, assign=True)
+    except RuntimeError as error:
+        # PyTorch names missing and unknown weights, and those of other shapes.
+        found = " ".join(str(error).split())
+        raise ModelError(
+            f"{folder}: the weights are not those of an EAGLE-3 head for this target ({found})"
+        ) from error
+    ids = token_ids[token_ids < own.vocab_size].to(own.device)
+    rows = module.lm_head.weight.detach()[(token_ids < own.vocab_size).to(own.device)]
+    module.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
+    has_all = ids.tolist() == list(range(own.vocab_size))
+    head = EagleHead(module, config, None if has_all else ids).to(own.device)
+    return head.eval()
+
+
+def _token_ids(
+    folder: Path, tensors: Mapping[str, torch.Tensor], num_drafted: int, vocab_size: int
+) -> torch.Tensor:
+    """The target's token of each of the head's tokens. d2t holds the differences between both."""
+    if "d2t" not in tensors and num_drafted != vocab_size:
+        raise ModelError(
+            f"{folder}: draft_vocab_size is {num_drafted}, but the target has {vocab_size} tokens "
+            "and the weight file lacks d2t: copy the whole checkpoint"
+        )
+    offsets = tensors.get("d2t", torch.zeros(num_drafted, dtype=torch.long))
+    if len(offsets) != num_drafted:
+        raise ModelError(f"{folder}: d2t has {len(offsets)} entries, but needs {num_drafted}")
+    found = torch.arange(num_drafted) + offsets.long()
+    if not (int(found.min()) >= 0 and int(found.max()) < vocab_size):
+        raise ModelError(
+            f"{folder}: d2t has tokens {int(found.min())} to {int(found.max())}, but the target "
+            f"has {vocab_size} tokens: use a head that was trained for this target"
+        )
+    return found
+
+
+def _module(config: EagleConfig, target: Any) -> Any:
+    """The head's modules by the names of speculators, without memory."""
+    layer, width, num_read = config.layer, config.layer.hidden_size, len(config.layer_ids)
+    eps = layer.rms_norm_eps
+    made: Any = torch.nn.Module()
+    with torch.device("meta"):
+        made.embed_tokens = torch.nn.Embedding(target.vocab_size, width)
+        made.fc = torch.nn.Linear(num_read * target.hidden_size, width, bias=False)
+        made.lm_head = torch.nn.Linear(width, config.num_drafted, bias=False)
+        made.norm = LlamaRMSNorm(width, eps)
+        if config.norm_before_fc:
+            made.input_norm = LlamaRMSNorm(num_read * target.hidden_size, eps)
+        if config.fc_norm:
+            norms = [LlamaRMSNorm(target.hidden_size, eps) for _ in range(num_read)]
+            made.fc_norm = torch.nn.ModuleList(norms)
+        layer._attn_implementation = ATTENTION_NAME
+        only: Any = LlamaDecoderLayer(layer, 0)
+        only.hidden_norm = LlamaRMSNorm(width, eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(only.self_attn, name)
+            has_bias = old.bias is not None
+            new = torch.nn.Linear(2 * width, old.out_features, bias=has_bias)
+            setattr(only.self_attn, name, new)
+        made.layers = torch.nn.ModuleList([only])
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInput(RowInput):
+    """states: of the target, one per token, at the token before it; None uses the state that the
+    row's last pass returned."""
+
+    states: torch.Tensor | None = None
+
+
+class OwnStates:
+    """The state that the head returned last, for each row."""
+
+    def __init__(
+        self, fuse: Callable[[torch.Tensor], torch.Tensor], width: int, config: RunnerConfig
+    ) -> None:
+        """fuse: see `EagleHead`. width: of a state."""
+        self._fuse = fuse
+        shape = config.num_rows, width
+        self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
+
+    def inputs(self, inputs: Sequence[RowInput]) -> torch.Tensor:
+        """One state per token, [N, hidden_size]. Either all inputs have states of the target or
+        none has."""
+        given = [one.states for one in inputs if isinstance(one, HeadInput)]
+        known = [states for states in given if states is not None]
+        if known:
+            assert len(known) == len(inputs), "only some inputs have states of the target"
+            return self._fuse(torch.cat(known).to(self._states))
+        return self._states[[one.row for one in inputs for _ in one.tokens]]
+
+    def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
+        """states: one for each wanted token, in the order of the inputs."""
+        rows = [one.row for one in inputs for _ in range(one.num_logits)]
+        self._states[rows] = states.to(self._states)
+
+
+class EagleRunner(GraphRunner):
+    """An EAGLE-3 head and its cache, computed by PyTorch."""
+
+    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
+        super().__init__(head, replace(config, gives_hidden=True))
+        self.states = OwnStates(head.fuse, head.config.hidden_size, config)
+
+    @property
+    def _vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def _allocate(self, num_logits: int, num_tokens: int) -> None:
+        super()._allocate(num_logits, num_tokens)
+        self._given = self._hidden.clone()
+        """The states that a replay reads, one for each token."""
+
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        output = super().forward(inputs)
+        assert output.hidden is not None
+        self.states.keep(inputs, output.hidden)
+        return output
+
+    def _launched(self, inputs: Sequence[RowInput], packed: PackedBatch) -> PassOutput:
+        by_row = {one.row: one for one in inputs}
+        given = self.states.inputs([by_row[row] for row in packed.firsts])
+        return self._with_states(packed, given)
+
+    def _replayed(self, inputs: Sequence[RowInput], bucket: Bucket) -> PassOutput:
+        firsts = [0 if bucket.is_long else one.row * bucket.width for one in inputs]
+        counts = [len(one.tokens) for one in inputs]
+        places = [
+            i for first, num in zip(firsts, counts, strict=True) for i in range(first, first + num)
+        ]
+        self._given[places] = self.states.inputs(inputs)
+        return super()._replayed(inputs, bucket)
+
+    def _run(self, packed: PackedBatch) -> PassOutput:
+        return self._with_states(packed, self._given[: packed.token_ids.shape[1]])
+
+    def _with_states(self, packed: PackedBatch, states: torch.Tensor) -> PassOutput:
+        drafted, own = self._model(packed, self.cache, states)
+        return PassOutput(self._model.all_logits(drafted.float(), self.config.vocab_size), own)

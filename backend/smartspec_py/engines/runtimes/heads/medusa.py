@@ -1,0 +1,169 @@
+"""Medusa heads: loading them, and the logits that they guess.
+
+A head is some residual blocks x + SiLU(W x + b) on the target's state after its last norm, and an
+LM head. Two layouts are read: that of FasterDecoding (`medusa_lm_head.safetensors` or `.pt`) and
+that of vLLM (`blocks.`, `lm_heads.`). Heads without LM heads of their own use that of the target.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
+from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.runtimes.runner import RunnerConfig, load_config
+
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
+
+BLOCK = re.compile(r"^(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.(?:linear\.)?(weight|bias)$")
+"""Head, layer and kind. In FasterDecoding's layout, the last layer of a head is its LM head."""
+
+LM_HEAD = re.compile(r"^lm_heads\.(\d+)\.weight$")
+TOKEN_MAP = re.compile(r"^token_map$")
+
+
+class MedusaHeads:
+    """blocks: for each head its blocks, (weight [H, H], bias [H]). lm_heads: for each head
+    [vocab_size, H]; the same tensor if heads share it. token_ids: for a reduced vocabulary, the
+    target's token of each row of lm_heads."""
+
+    def __init__(
+        self,
+        blocks: list[list[tuple[torch.Tensor, torch.Tensor]]],
+        lm_heads: list[torch.Tensor],
+        vocab_size: int,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        self._blocks = blocks
+        self._lm_heads = lm_heads
+        self._token_ids = token_ids
+        self.vocab_size = vocab_size
+
+    @property
+    def num_heads(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def hidden_size(self) -> int:
+        return self._lm_heads[0].shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self._lm_heads[0].device
+
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """states [n, H] after the last norm -> [n, num_heads, vocab_size], float32. Head i guesses
+        the token i + 2 positions after that of the state."""
+        found = []
+        for blocks in self._blocks:
+            guessed = states.to(self._lm_heads[0].dtype)
+            for weight, bias in blocks:
+                guessed = guessed + F.silu(F.linear(guessed, weight, bias))
+            found.append(guessed)
+        if all(one is self._lm_heads[0] for one in self._lm_heads):
+            logits = F.linear(torch.stack(found, dim=1), self._lm_heads[0]).float()
+        else:
+            pairs = zip(found, self._lm_heads, strict=True)
+            logits = torch.stack([F.linear(one, head) for one, head in pairs], dim=1).float()
+        if self._token_ids is None:
+            return logits
+        whole = logits.new_full((*logits.shape[:2], self.vocab_size), -torch.inf)
+        whole[..., self._token_ids] = logits
+        return whole
+
+
+def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
+    """Load the heads of a target.
+
+    own: how the target runs; logits beyond its `vocab_size` are removed. Raises ModelError, which
+    names what does not fit.
+    """
+    tensors = load_tensors(folder, FILES, "Medusa heads")
+    target = load_config(own)
+    blocks, lm_heads = _parted(tensors)
+    if not blocks or sorted(blocks) != list(range(len(blocks))):
+        raise ModelError(f"{folder} has no Medusa heads: {FILES[0]} must have tensors of heads 0..")
+    known = (BLOCK, LM_HEAD, TOKEN_MAP)
+    if others := [name for name in tensors if not any(one.match(name) for one in known)]:
+        raise ModelError(f"{folder} has the tensor {others[0]}, which Medusa heads do not have")
+    num_rows, num_kept, token_ids = target.vocab_size, own.vocab_size, None
+    if "token_map" in tensors:
+        token_ids = tensors["token_map"].to(own.device, torch.long)
+        num_rows = num_kept = len(token_ids)
+        if int(token_ids.max()) >= own.vocab_size:
+            raise ModelError(
+                f"{folder}: token_map has token {int(token_ids.max())}, but {own.path.name} has "
+                f"{own.vocab_size} tokens: use heads that were trained for this target"
+            )
+    _check(folder, blocks, lm_heads, (num_rows, target.hidden_size))
+    lm_heads = {head: rows[:num_kept] for head, rows in lm_heads.items()}
+    if not lm_heads:
+        shared = target_tensor(folder, own.path, LM_HEAD_NAMES, "LM heads")[:num_kept]
+        lm_heads = dict.fromkeys(blocks, shared)
+
+    @cache
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        """On the device. Heads that share a tensor share its copy."""
+        return tensor.to(own.device, own.dtype)
+
+    return MedusaHeads(
+        [
+            [(placed(weight), placed(bias)) for _, (weight, bias) in sorted(layers.items())]
+            for _, layers in sorted(blocks.items())
+        ],
+        [placed(lm_heads[head]) for head in sorted(blocks)],
+        own.vocab_size,
+        token_ids,
+    )
+
+
+_Blocks = dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]]
+
+
+def _parted(tensors: Mapping[str, torch.Tensor]) -> tuple[_Blocks, dict[int, torch.Tensor]]:
+    """Blocks by head and layer, and LM heads by head."""
+    parts: dict[str, dict[tuple[int, int], torch.Tensor]] = {"weight": {}, "bias": {}}
+    lm_heads, blocks = {}, _Blocks()
+    for name, tensor in tensors.items():
+        if found := BLOCK.match(name):
+            parts[found[3]][int(found[1]), int(found[2])] = tensor
+        elif found := LM_HEAD.match(name):
+            lm_heads[int(found[1])] = tensor
+    for (head, layer), weight in parts["weight"].items():
+        if weight.shape[0] != weight.shape[1]:
+            lm_heads[head] = weight
+            continue
+        bias = parts["bias"].get((head, layer), torch.zeros(len(weight)))
+        blocks.setdefault(head, {})[layer] = (weight, bias)
+    return blocks, lm_heads
+
+
+def _check(
+    folder: Path, blocks: _Blocks, lm_heads: Mapping[int, torch.Tensor], shape: tuple[int, int]
+) -> None:
+    """shape: of an LM head."""
+    if lm_heads and lm_heads.keys() != blocks.keys():
+        missing = min(blocks.keys() ^ lm_heads.keys())
+        raise ModelError(f"{folder}: head {missing} is not complete: copy the whole checkpoint")
+    for head, layers in blocks.items():
+        for weight, bias in layers.values():
+            if len(weight) != shape[1]:
+                raise ModelError(
+                    f"{folder}: head {head} has hidden size {len(weight)}, but the target has "
+                    f"{shape[1]}: use heads that were trained for this target"
+                )
+            if not (weight.isfinite().all() and bias.isfinite().all()):
+                raise ModelError(f"{folder}: the weights of head {head} are not all finite")
+    for head, rows in lm_heads.items():
+        if tuple(rows.shape) != shape:
+            raise ModelError(
+                f"{folder}: the LM head of head {head} is {tuple(rows.shape)}, but the target "
+                f"needs {shape}: use heads that were trained for this target"
+            )

@@ -1,0 +1,461 @@
+"""Runs a model with OpenVINO on a CPU: the same passes as `CausalRunner`, with other kernels.
+
+Whole passes are faster than separate calls of PyTorch operators, most of all with many sequences
+of one token (docs/research/performance.md). It supports the same models as `supported`.
+
+The logits of a token have the same bits in every pass, whatever else the pass computes, however
+its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
+that sum in different orders, so each kind of token is always computed by the same ones:
+- No product has a single row. A lone token is computed twice.
+- Products in float32 have no weights of half precision, see `graph`.
+- Without VNNI, products with weights of 8 and 4 bits are at most MOST_WIDTH wide and have at most
+  MOST_TOKENS rows.
+- Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
+  token that is left of a prompt.
+- Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
+  computed again when the block gets more tokens.
+- All other tokens, which were generated or are drafts, are attended as separate sequences of one
+  token each that share the row's blocks. A pass writes all its keys before it reads any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from transformers import AutoModelForCausalLM
+
+from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.local.context import free_bytes
+from smartspec_py.engines.runtimes.machine import has_vnni
+from smartspec_py.engines.runtimes.openvino.graph import (
+    BLOCK_LEN,
+    INPUTS,
+    LONGEST,
+    DecoderGraph,
+    cache_names,
+)
+from smartspec_py.engines.runtimes.openvino.weights import FileWeights, Weights
+from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import (
+    PassOutput,
+    Runner,
+    RunnerConfig,
+    check_complete,
+    check_tied,
+    check_used,
+    load_config,
+)
+
+GROUPS = (128, 64, 32)
+"""With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
+these that divides the width of every product. One scale for a whole row would be less accurate.
+Weights of 4 bits have the same groups."""
+
+NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
+
+LARGE = 100_000_000
+"""Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
+one token takes as long as reading them: with int8, 0.43 to 0.75 of the time on all processors that
+were tried. The choice is not measured at each start, because texts depend on it."""
+
+MOST_WIDTH, MOST_TOKENS = 2_048, 80
+"""Without VNNI, OpenVINO 2026.4 converts compressed weights to float32 in each pass. It then sums
+in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in wider products
+(with AVX2 from 4,224, with AVX512 from 2,304). So wider products are computed in parts, and larger
+passes in several. A pass of 1.0 B over one token then takes 1.1 of the time, and one over more
+tokens 0.75 to 0.97 (docs/research/performance.md)."""
+
+MOST_COPIES, COPIED_BYTES = 3, 1 << 30
+"""A pass of another size than the one before takes longer, because OpenVINO prepares each operator
+again: 3 ms with the 30 layers of SmolLM2-135M, a third of a pass of one token. So there are several
+copies of the compiled graph, each ready for the size of its last pass. All copies but the first
+take at most so much memory for their weights, and an eighth of what is free."""
+
+MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
+"""A pass can get tokens that nobody reads, so that a copy has its size. Another size costs about as
+much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
+per layer get no padding and no further copies."""
+
+FREE_BYTES = float(1 << 30)
+"""Rows without a sequence keep at most so much memory of keys and values, for prompts that begin
+alike. Otherwise each row would keep the memory of its longest text for ever."""
+
+HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
+"""Precisions that not every processor has, by their names in OpenVINO."""
+
+
+Parts = list[tuple[int, RowInput]]
+"""Parts of the inputs of a pass, each with the index of its input."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A compiled copy of the graph. num_tokens: of its last pass, with padding."""
+
+    request: ov.InferRequest
+    num_tokens: int = 0
+
+
+class OpenVinoRunner(Runner):
+    """A model that OpenVINO compiled. config.dtype: the precision of the products. It becomes
+    float32 if the processor lacks this precision."""
+
+    cache: BlockCache
+    _graph_class = DecoderGraph
+
+    def __init__(
+        self,
+        model: Any,
+        config: RunnerConfig,
+        weights: Weights | None = None,
+        most_copies: int = MOST_COPIES,
+    ) -> None:
+        """model: of Transformers; it is not used after this call. weights: None takes those of the
+        model. Raises ModelError."""
+        core = ov.Core()
+        if HALF.get(config.dtype) not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            config = replace(config, dtype=torch.float32)
+        super().__init__(config)
+        precision = HALF.get(config.dtype, "f32").lower()
+        num_bits = NUM_BITS[config.weights]
+        group = _group(model) if num_bits else 0
+        if num_bits == 4 and not group:
+            raise ModelError(
+                f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
+            )
+        self._settings = settings = {
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else precision,
+            "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
+            "INFERENCE_NUM_THREADS": config.num_threads,
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,
+        }
+        of_model = weights or Weights(model.state_dict())
+        is_half = config.dtype in HALF
+        is_bounded = num_bits > 0 and not has_vnni()
+        self._most_tokens = MOST_TOKENS if is_bounded else config.num_rows * config.max_len
+        graph = self._graph_class(
+            model,
+            of_model,
+            num_bits=num_bits,
+            group=group,
+            max_len=config.max_len,
+            num_threads=config.num_threads,
+            is_half=is_half,
+            most_width=MOST_WIDTH if is_bounded else None,
+        )
+        built, self._memory = self._build(graph, model), graph.memory
+        num_parameters = sum(one.numel() for one in model.parameters())
+        num_layers = len(model.model.layers)
+        wanted = num_layers * PARAMETERS_PER_LAYER // max(1, num_parameters)
+        self._most_padding = min(MOST_PADDING, wanted)
+        most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
+        num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
+        compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
+        self.compiled = compiled[0]
+        self._copies = [_Copy(one.create_infer_request()) for one in compiled]
+        """The one whose last pass was first comes first."""
+        self._places = {one.any_name: i for i, one in enumerate(self.compiled.inputs)}
+        """The index of each input. OpenVINO takes 2 us longer to find it."""
+        self._hidden_size: int = model.config.hidden_size
+        self.cache = BlockCache(self.compiled, model, config)
+        for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
+            copy.request.set_tensor(name, tensor)
+
+    def _build(self, graph: DecoderGraph, model: Any) -> ov.Model:
+        config = self.config
+        return graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
+
+    @property
+    def about(self) -> str:
+        weights = f", {self.config.weights} weights" if self.config.weights != "stored" else ""
+        return f"OpenVINO {ov.get_version().split('-')[0]}{weights}{self.config.cache_text}"
+
+    @property
+    def bytes_per_token(self) -> int:
+        num_bytes = sum(int(tensor.byte_size) for tensor in self.cache.tensors.values())
+        return num_bytes // (self.cache.num_blocks * BLOCK_LEN)
+
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        """In several passes if one cannot compute all tokens: see `_passes`."""
+        passes = self._passes(inputs)
+        if len(passes) == 1:
+            return self._pass(inputs)
+        outputs = [self._pass([part for _, part in parts]) for parts in passes]
+        logits = _joined(passes, [out.logits for out in outputs], lambda part: part.num_logits)
+        states = [out.hidden for out in outputs if out.hidden is not None]
+        if not states:
+            return PassOutput(logits)
+        has_all = bool(self.config.state_layers)
+        return PassOutput(
+            logits,
+            _joined(passes, states, lambda one: len(one.tokens) if has_all else one.num_logits),
+        )
+
+    def _passes(self, inputs: Sequence[RowInput]) -> list[Parts]:
+        """What each pass computes. If an input has tokens of both kinds, those of its prompt come
+        first: in one pass, OpenVINO gives wrong results for a sequence that shares blocks with one
+        of several tokens. See MOST_TOKENS."""
+        first: Parts = []
+        second: Parts = []
+        for index, one in enumerate(inputs):
+            if 1 < one.num_prompt < len(one.tokens):
+                prompt, rest = _cut(one, one.num_prompt)
+                first.append((index, prompt))
+                second.append((index, rest))
+            else:
+                first.append((index, one))
+        return _bounded(first, self._most_tokens) + _bounded(second, self._most_tokens)
+
+    def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
+        start = time.perf_counter()
+        parts = [part for one in inputs for part in _parts(one)]
+        ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
+        wanted = [
+            token
+            for one, end in zip(inputs, ends, strict=True)
+            for token in range(end - one.num_logits, end)
+        ]
+        if ends[-1] == 1:
+            parts *= 2
+        num_tokens = max(2, ends[-1])
+        copy = self._copy_for(num_tokens)
+        request, padding = copy.request, copy.num_tokens - num_tokens
+        parts += [RowInput(self.config.num_rows, 0, (0,), 0)] * padding
+        # Two, because the output layer is a product too, and some operators fail with no rows.
+        num_results, layers = max(2, len(wanted)) + padding, self.config.state_layers
+        self._set_inputs(request, parts, [*wanted, *[0] * (num_results - len(wanted))])
+        # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
+        logits = torch.empty(num_results, self.config.vocab_size)
+        request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
+        hidden = None
+        if self.config.gives_hidden or layers:
+            num_states = num_tokens + padding if layers else num_results
+            hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
+            request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
+            hidden = hidden[: ends[-1] if layers else len(wanted)]
+        request.infer(share_outputs=True)  # else it also copies them
+        self.passes_s += time.perf_counter() - start
+        return PassOutput(logits[: len(wanted)], hidden)
+
+    @property
+    def ready_sizes(self) -> Collection[int]:
+        """With padding. A lone token is computed twice."""
+        paddings = range(self._most_padding + 1)
+        sizes = {one.num_tokens - padding for one in self._copies for padding in paddings}
+        return sizes | {1} if 2 in sizes else sizes
+
+    def _copy_for(self, num_tokens: int) -> _Copy:
+        """The copy for a pass of so many tokens: one of that size or little more, or else the one
+        that was not used for the longest time."""
+        most = num_tokens + self._most_padding
+        fitting = [one for one in self._copies if num_tokens <= one.num_tokens <= most]
+        found = min(fitting, key=attrgetter("num_tokens"), default=self._copies[0])
+        if not fitting:
+            found.num_tokens = num_tokens
+        self._copies.remove(found)
+        self._copies.append(found)
+        return found
+
+    def time_pass(
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """Without padding."""
+        given = batch_size, tokens_per_row, context_len, num_logits
+        self.cache.occupy(batch_size, min(context_len + tokens_per_row, self.config.max_len))
+        kept, self._most_padding = self._most_padding, 0
+        seconds = super().time_pass(*given)
+        self._most_padding = kept
+        return seconds
+
+    def release(self) -> None:
+        self.cache.release()
+
+    def _set_inputs(
+        self, request: ov.InferRequest, parts: Sequence[RowInput], wanted: Sequence[int]
+    ) -> None:
+        starts = [one.position - one.first for one in parts]
+        ends = [start + len(one.tokens) for start, one in zip(starts, parts, strict=True)]
+        blocks = [self.cache.blocks(one.row, end) for one, end in zip(parts, ends, strict=True)]
+        given: dict[str, Any] = {
+            "token_ids": [token for one in parts for token in one.tokens],
+            "positions": [position for one in parts for position in one.positions],
+            "wanted": wanted,
+            "past_lens": starts,
+            "subsequence_begins": np.cumsum([0, *(len(one.tokens) for one in parts)]),
+            "block_indices": [block for found in blocks for block in found],
+            "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
+            LONGEST: max(ends),
+        }
+        for name, dtype in (*INPUTS.items(), (LONGEST, np.int32)):
+            request.set_input_tensor(self._places[name], ov.Tensor(np.asarray(given[name], dtype)))
+
+
+def _group(model: Any) -> int:
+    """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
+    widths = {one.in_features for one in model.modules() if isinstance(one, torch.nn.Linear)}
+    return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
+
+
+def _cut(one: RowInput, num: int) -> tuple[RowInput, RowInput]:
+    """The first num tokens of an input, and the others."""
+    num_rest = len(one.tokens) - num
+    num_logits = max(0, one.num_logits - num_rest)
+    num_prompt = min(num, one.num_prompt)
+    return (
+        RowInput(one.row, one.position, one.tokens[:num], num_logits, num_prompt),
+        RowInput(
+            one.row, one.position + num, one.tokens[num:], one.num_logits - num_logits,
+            one.num_prompt - num_prompt,
+        ),
+    )  # fmt: skip
+
+
+def _bounded(parts: Parts, most: int) -> list[Parts]:
+    """The parts in passes of at most so many tokens; those of a prompt at least two at a time."""
+    passes: list[Parts] = []
+    room = 0
+    for index, one in parts:
+        least = 2 if one.num_prompt > 1 else 1
+        while len(one.tokens) > room:
+            num = min(room, len(one.tokens) - least)
+            if num >= least:
+                head, one = _cut(one, num)
+                passes[-1].append((index, head))
+            passes.append([])
+            room = most
+        passes[-1].append((index, one))
+        room -= len(one.tokens)
+    return passes
+
+
+def _joined(
+    passes: Sequence[Parts], found: Sequence[torch.Tensor], num: Callable[[RowInput], int]
+) -> torch.Tensor:
+    """The rows that the passes found, in the order of the inputs. num: of the rows of a part."""
+    of_input: dict[int, list[torch.Tensor]] = {}
+    for parts, rows in zip(passes, found, strict=True):
+        each = torch.split(rows, [num(part) for _, part in parts])
+        for (index, _), some in zip(parts, each, strict=True):
+            of_input.setdefault(index, []).append(some)
+    return torch.cat([rows for index in sorted(of_input) for rows in of_input[index]])
+
+
+def _parts(one: RowInput) -> list[RowInput]:
+    """The tokens of an input by attention: those of a prompt together, others one by one."""
+    first = one.num_prompt if one.num_prompt > 1 else 0
+    together = [RowInput(one.row, one.position, one.tokens[:first], 0)] if first else []
+    return together + [
+        RowInput(one.row, one.position + i, one.tokens[i : i + 1], 0)
+        for i in range(first, len(one.tokens))
+    ]
+
+
+def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
+    """Load weights from a local directory, tensor by tensor. Raises ModelError."""
+    hf_config = load_config(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    files = FileWeights(config)
+    missing = {name for name, _ in model.named_parameters()} - set(files)
+    check_complete(missing, config)
+    unexpected = set(files) - set(model.state_dict())
+    check_used(unexpected, files, config)
+    files.leave_out(unexpected)
+    pair = "model.embed_tokens.weight", "lm_head.weight"
+    if hf_config.tie_word_embeddings and set(pair) <= set(files):
+        check_tied(torch.equal(*(files[name] for name in pair)), config)
+    weights = Weights(files)
+    if config.weights == "auto":
+        is_large = model.num_parameters() >= LARGE
+        config = replace(config, weights="int8" if is_large else "stored")
+    return OpenVinoRunner(model, config, weights)
+
+
+class BlockCache:
+    """Keys and values in blocks of BLOCK_LEN tokens. Each row owns as many adjacent blocks as its
+    maximum length needs."""
+
+    free_bytes = FREE_BYTES
+
+    def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
+        self._per_row = -(-config.max_len // BLOCK_LEN)
+        self.num_blocks = config.num_rows * self._per_row + 1  # the last one is for padding
+        self.tensors: dict[str, ov.Tensor] = {}
+        self._maps: list[mmap.mmap] = []
+        self._occupied = [0] * config.num_rows
+        """Blocks of each row that `occupy` has written."""
+        for name in cache_names(len(model.model.layers)):
+            # In 8 bits, each row of a block begins with its scale and zero.
+            dtype = compiled.input(name).element_type
+            widths = [one.get_length() for one in list(compiled.input(name).partial_shape)[1:]]
+            shape = ov.Shape([self.num_blocks, *widths])
+            num_bytes = math.prod(shape) * dtype.size
+            # The system gives each page when it is written, so unused rows take no memory. Large
+            # pages would: a few tokens of a row took 2 MiB of each layer, and no pass was faster.
+            self._maps.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            with contextlib.suppress(OSError):  # some kernels have no large pages
+                self._maps[-1].madvise(mmap.MADV_NOHUGEPAGE)
+            self.tensors[name] = ov.Tensor(np.frombuffer(self._maps[-1], np.uint8), shape, dtype)
+
+    def blocks(self, row: int, num_tokens: int) -> range:
+        """The blocks of the row's first num_tokens tokens."""
+        first = row * self._per_row
+        return range(first, first + -(-num_tokens // BLOCK_LEN))
+
+    def occupy(self, num_rows: int, num_tokens: int) -> None:
+        """Write to this many tokens of the first rows. Reading pages that were never written takes
+        no time: they are all the same page, which stays in the processor's caches."""
+        for row in range(num_rows):
+            blocks = self.blocks(row, num_tokens)
+            for tensor in self.tensors.values() if len(blocks) > self._occupied[row] else ():
+                _bytes(tensor)[blocks.start + self._occupied[row] : blocks.stop] = 0
+            self._occupied[row] = max(self._occupied[row], len(blocks))
+
+    def release(self) -> None:
+        """Give the memory of all rows back to the system. Their contents are lost."""
+        self._occupied = [0] * len(self._occupied)
+        for one in self._maps:
+            one.madvise(mmap.MADV_DONTNEED)
+
+    def drop_row(self, row: int, num_kept: int = 0) -> None:
+        """See `RowStore`."""
+        first, end = self.blocks(row, num_kept).stop, (row + 1) * self._per_row
+        for memory, tensor in zip(self._maps, self.tensors.values(), strict=True):
+            block_bytes = int(tensor.byte_size) // self.num_blocks
+            start_page = -(-first * block_bytes // mmap.PAGESIZE)
+            end_page = end * block_bytes // mmap.PAGESIZE
+            if start_page < end_page:
+                num_bytes = (end_page - start_page) * mmap.PAGESIZE
+                memory.madvise(mmap.MADV_DONTNEED, start_page * mmap.PAGESIZE, num_bytes)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the keys and values of the row's first num_tokens tokens, in whole blocks."""
+        read, written = self.blocks(source, num_tokens), self.blocks(destination, num_tokens)
+        for tensor in self.tensors.values():
+            by_block = _bytes(tensor)
+            by_block[written.start : written.stop] = by_block[read.start : read.stop]
+
+    def clear_row(self, row: int) -> None:
+        """See `RowStore`."""
+        blocks = self.blocks(row, self._per_row * BLOCK_LEN)
+        for tensor in self.tensors.values():
+            _bytes(tensor)[blocks.start : blocks.stop] = 0
+
+
+def _bytes(tensor: ov.Tensor) -> Any:
+    """View [blocks, bytes] of the tensor's memory."""
+    return tensor.data.view(np.uint8).reshape(tensor.shape[0], -1)

@@ -1,0 +1,55 @@
+"""Which models OpenVINO's graph can compute, and properties of their layers for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smartspec_py.engines.checkpoints.rope import rope_of
+from smartspec_py.engines.checkpoints.supported import SERVED_ROTATIONS
+
+FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+"""Supported values of `model_type`. These models have RMS norms before attention and a gated MLP.
+Layers may have biases, norms of queries and keys, norms after attention and MLP, one matrix for
+several products, and rotation of a part of a head or none."""
+
+WINDOW_IN_CONFIG = ("mistral", "phi3")
+"""Models whose layers all have the window of the config."""
+
+
+def can_write_out(config: Any) -> bool:
+    """Whether a model with this Transformers config has this layout, without other parts."""
+    if config.model_type not in FAMILIES:
+        return False
+    ropes = [dict(rope_of(config))]
+    if "rope_type" not in ropes[0]:  # one for each type of layer
+        ropes = list(ropes[0].values())
+    return (
+        activation(config) in ("silu", "gelu_pytorch_tanh")
+        and all(rope["rope_type"] in SERVED_ROTATIONS for rope in ropes)
+        and not getattr(config, "attn_logit_softcapping", None)
+        and not getattr(config, "final_logit_softcapping", None)
+        and not getattr(config, "use_bidirectional_attention", None)
+    )
+
+
+def activation(config: Any) -> str:
+    """The name of the MLP's activation."""
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
+    """Positions that the layer's queries see; None if they see all."""
+    owner = config if config.model_type in WINDOW_IN_CONFIG else layer.self_attn
+    window: int | None = getattr(owner, "sliding_window", None)
+    return None if window is None or window >= max_len else window
+
+
+def rotation_table(rotary: Any, max_len: int, layer_type: str | None = None) -> torch.Tensor:
+    """Cosines and sines [2, max_len, D / 2]: of the angle of each pair of a head by position. D:
+    rotated numbers of a head. layer_type: None if all layers have the same angles."""
+    types = [] if layer_type is None else [layer_type]
+    cos, sin = rotary(torch.zeros(1), torch.arange(max_len)[None], *types)
+    half = cos.shape[-1] // 2
+    return torch.stack([cos[0, :, :half], sin[0, :, :half]])

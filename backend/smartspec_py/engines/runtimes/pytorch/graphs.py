@@ -1,0 +1,278 @@
+"""Passes as CUDA graphs: one launch instead of a thousand.
+
+For small batches, launching the kernels of a pass takes longer than the GPU needs to run them. A
+captured graph launches all kernels at once. A graph has fixed shapes and addresses. So a pass is
+padded to a bucket (`buckets`), its inputs are copied to one static buffer, and its logits are
+written to another. Rows that decode share one replay. Each row with a long input, which reads a
+prompt, is a replay of its own.
+
+Costs:
+- Padding to the bucket. `time_pass` uses the same path, so the profile includes this cost.
+- Memory. All graphs share one pool, as large as the largest graph needs. PyTorch allows this for
+  graphs that are replayed in the order of their capture, so that no graph overwrites results that
+  are still needed. Here the order varies, but it is safe: graphs run one after another on one
+  stream, a graph reads nothing from the pool that it did not compute itself, and all data that
+  outlives a pass (keys, inputs, logits) is outside the pool. The nodes of the graphs need extra
+  memory. There are at most as many graphs as buckets, and none is evicted. The static logits are
+  float32 and have room for the tokens of the largest bucket of rows that decode.
+- Startup time: `warm` captures all buckets. Nothing is captured later, because a capture delays a
+  pass and can fail. Passes that fit in no bucket are launched kernel by kernel.
+
+If a capture fails at the start, all passes are launched kernel by kernel.
+
+On a CPU the same code is a dry run. Static buffers, padding and scratch slot are the same, and the
+"graph" is a plain call of the function. The CUDA part follows PyTorch's documentation (CUDA
+semantics, "CUDA Graphs"; `torch.cuda.graph`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from smartspec_py.engines.runtimes.pytorch.buckets import (
+    NUM_INPUTS,
+    Bucket,
+    bucket_of,
+    lay_out,
+    make_buckets,
+    make_long_buckets,
+)
+from smartspec_py.engines.runtimes.pytorch.compiled import fuse
+from smartspec_py.engines.runtimes.pytorch.packed import (
+    AttentionGroup,
+    PackedBatch,
+    RowInput,
+    attention_mask,
+)
+from smartspec_py.engines.runtimes.runner import CausalRunner, PassOutput, RunnerConfig
+
+logger = logging.getLogger(__name__)
+
+NUM_WARM_UPS = 3
+"""Passes before a capture, as in PyTorch's example. In these, libraries choose kernels and allocate
+workspaces, which is not possible during a capture."""
+
+FOR_ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""The attention of passes that are not captured. cuDNN's is the fastest on an H200 (6.0 against 6.5
+ms for a pass of an 8 B model over one token), but takes about 20 ms for each new shape."""
+
+Graph = Callable[[], None]
+"""Runs a captured pass over the contents of the static buffers."""
+
+
+class GraphRunner(CausalRunner):
+    """A `CausalRunner` whose passes are padded and captured, once it is warm."""
+
+    def __init__(self, model: Any, config: RunnerConfig) -> None:
+        super().__init__(model, config)
+        self.buckets: list[Bucket] = []
+        """The captured ones for rows that decode, ascending."""
+        self._long: list[Bucket] = []
+        """The captured ones for long inputs, ascending."""
+        self._most = 0
+        """Longer inputs are long."""
+        self._graphs: dict[Bucket, Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if config.device.type == "cuda" else None
+        self.num_replays = 0
+
+    @property
+    def about(self) -> str:
+        return super().about + (" in CUDA graphs" if self.buckets else "")
+
+    @property
+    def is_padded(self) -> bool:
+        return bool(self.buckets)
+
+    @torch.inference_mode()
+    def warm(self, max_width: int) -> None:
+        """Capture all buckets, those for decoding of up to max_width tokens per row. The largest is
+        first, so that the others fit into the memory that it allocated."""
+        start = time.perf_counter()
+        config, name = self.config, self.config.path.name
+        buckets = make_buckets(config.num_rows, config.max_len, max_width)
+        long = make_long_buckets(config.max_len)
+        if self._pool is not None:
+            fuse(self._model)
+        try:
+            self._allocate(buckets[-1].num_tokens, max(one.num_tokens for one in buckets + long))
+            self._graphs = {one: self._captured(one) for one in reversed([*buckets, *long])}
+        except RuntimeError as error:
+            logger.warning(
+                "%s: its passes cannot be captured as CUDA graphs (%s), so they are slower: set "
+                "engine.cuda_graphs to false to skip the capture",
+                *(name, error),
+            )
+            return
+        self.buckets, self._long = buckets, long
+        self._most = max(one.width for one in buckets)
+        seconds = time.perf_counter() - start
+        logger.info("%s: captured passes of %d sizes in %.1f s", name, len(self._graphs), seconds)
+
+    @property
+    def _vocab_size(self) -> int:
+        """Logits of a token."""
+        return min(self.config.vocab_size, int(self._model.config.vocab_size))
+
+    def _allocate(self, num_logits: int, num_tokens: int) -> None:
+        """Make the static buffers. num_logits: most tokens with logits. num_tokens: most tokens."""
+        config, device = self.config, self.config.device
+        self._staged = torch.zeros(NUM_INPUTS * num_tokens, dtype=torch.long, device=device)
+        self._every = torch.arange(num_tokens, device=device)
+        self._logits = torch.zeros(num_logits, self._vocab_size, device=device)
+        num_states = len(config.state_layers) or int(config.gives_hidden)
+        hidden_size = num_states * self._model.config.hidden_size
+        self._hidden = torch.zeros(num_tokens, hidden_size, dtype=config.dtype, device=device)
+
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        parts = self._parts(inputs)
+        if not parts:
+            with sdpa_kernel(FOR_ANY_SHAPE):
+                return super().forward(inputs)
+        start = time.perf_counter()
+        outputs = [self._replayed([inputs[i] for i in part], bucket) for part, bucket in parts]
+        if len(parts) == 1:
+            output = outputs[0]
+        else:
+            output = _joined(inputs, [part for part, _ in parts], outputs, self._has_all_states)
+        self.passes_s += time.perf_counter() - start
+        return output
+
+    def _parts(self, inputs: Sequence[RowInput]) -> list[tuple[list[int], Bucket]]:
+        """The replays of a pass: indices of their inputs, and their bucket. Empty if the pass must
+        be launched kernel by kernel."""
+        if not self.buckets:
+            return []
+        long = [i for i, one in enumerate(inputs) if len(one.tokens) > self._most]
+        short = [i for i, one in enumerate(inputs) if len(one.tokens) <= self._most]
+        if any(inputs[i].num_logits > 1 for i in long):
+            return []
+        parts = ([short] if short else []) + [[i] for i in long]
+        found = []
+        for part in parts:
+            among = self.buckets if part is short else self._long
+            bucket = bucket_of([inputs[i] for i in part], among)
+            if bucket is None:
+                return []
+            found.append((part, bucket))
+        return found
+
+    @property
+    def _has_all_states(self) -> bool:
+        """Whether a pass returns the states of all tokens, not of the wanted ones."""
+        return bool(self.config.state_layers)
+
+    def _replayed(self, inputs: Sequence[RowInput], bucket: Bucket) -> PassOutput:
+        """One replay."""
+        wanted = self._stage(inputs, bucket)
+        self._graphs[bucket]()
+        self.num_replays += 1
+        # A long bucket has the logits of its wanted token only.
+        places = self._every[: len(wanted)] if bucket.is_long else wanted
+        logits = self._logits.index_select(0, places)
+        return PassOutput(logits, self._states(inputs, places, bucket))
+
+    def _states(
+        self, inputs: Sequence[RowInput], places: torch.Tensor, bucket: Bucket
+    ) -> torch.Tensor | None:
+        """The states that the pass returns; see `PassOutput`. places: of those of wanted tokens."""
+        if self._has_all_states:
+            if bucket.is_long:
+                return self._hidden[: len(inputs[0].tokens)].clone()
+            firsts = [(one.row * bucket.width, len(one.tokens)) for one in inputs]
+            return torch.cat([self._hidden[first : first + num] for first, num in firsts])
+        return self._hidden.index_select(0, places) if self.config.gives_hidden else None
+
+    def _captured(self, bucket: Bucket) -> Graph:
+        """Capture the graph of a bucket. This overwrites the staged inputs."""
+        self._stage([], bucket)  # so that warm-up passes write to no row
+        body = self._body(bucket)
+        if self._pool is None:
+            body()  # a dry run, after one warm-up pass as before a capture
+            return body
+        return _capture(body, self.config.device, self._pool)
+
+    def _body(self, bucket: Bucket) -> Graph:
+        """A pass over the staged inputs of this bucket. All its tensors are on the device and have
+        fixed addresses."""
+        num_tokens, num_rows, width = bucket.num_tokens, bucket.num_rows, bucket.width
+        token_ids, positions, slots, rows, firsts, wanted = self._static_inputs(bucket)
+        every = self._every[:num_tokens]
+
+        def run() -> None:
+            starts = positions.view(num_rows, width)[:, 0]
+            mask = attention_mask(starts, firsts[:num_rows], width, bucket.context_len)
+            group_rows = rows[:num_rows] if bucket.is_long else slice(0, num_rows)
+            group = AttentionGroup(slice(0, num_tokens), group_rows, mask)
+            places = wanted[:num_rows] if bucket.is_long else every
+            out = self._run(PackedBatch(token_ids[None], positions[None], slots, places, (group,)))
+            self._logits[: len(out.logits)].copy_(out.logits)
+            if out.hidden is not None:
+                self._hidden[: len(out.hidden)].copy_(out.hidden)
+
+        return run
+
+    def _stage(self, inputs: Sequence[RowInput], bucket: Bucket) -> torch.Tensor:
+        """Copy a pass to the static buffer in one transfer. Returns its wanted tokens there."""
+        config, static = self.config, self._static_inputs(bucket)
+        made, num_wanted = lay_out(inputs, bucket, config.max_len, self.cache.scratch_slot)
+        host = torch.from_numpy(made)
+        if self._pool is not None:
+            # PyTorch reuses pinned memory only after the copies from it are done.
+            host = host.pin_memory()
+        static.copy_(host, non_blocking=True)
+        return static[-1, :num_wanted]
+
+    def _static_inputs(self, bucket: Bucket) -> torch.Tensor:
+        """[NUM_INPUTS, R * T]: contiguous, and at the same address for every bucket."""
+        return self._staged[: NUM_INPUTS * bucket.num_tokens].view(NUM_INPUTS, bucket.num_tokens)
+
+
+def _joined(
+    inputs: Sequence[RowInput],
+    parts: Sequence[Sequence[int]],
+    outputs: Sequence[PassOutput],
+    has_all_states: bool,
+) -> PassOutput:
+    """The output of a pass in the order of its inputs. parts: indices of the inputs of each of the
+    outputs. has_all_states: whether there are states of all tokens, not of the wanted ones."""
+    logits: dict[int, torch.Tensor] = {}
+    states: dict[int, torch.Tensor] = {}
+    for part, output in zip(parts, outputs, strict=True):
+        wanted = [inputs[i].num_logits for i in part]
+        logits |= zip(part, torch.split(output.logits, wanted), strict=True)
+        if output.hidden is not None:
+            counts = [len(inputs[i].tokens) for i in part] if has_all_states else wanted
+            states |= zip(part, torch.split(output.hidden, counts), strict=True)
+    indices = range(len(inputs))
+    hidden = torch.cat([states[i] for i in indices]) if states else None
+    return PassOutput(torch.cat([logits[i] for i in indices]), hidden)
+
+
+def _capture(body: Graph, device: torch.device, pool: Any) -> Graph:
+    """The body as a CUDA graph that shares the pool's memory with other graphs.
+
+    body: reads and writes tensors that outlive the graph. Its other tensors come from the pool.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        current = torch.cuda.current_stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(NUM_WARM_UPS):
+                body()
+        current.wait_stream(side)
+        try:
+            # PyTorch's default stream for captures is on the device of the first capture.
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                body()
+        finally:
+            torch.cuda.set_stream(current)  # a failed capture may leave its own stream active
+    return graph.replay

@@ -1,0 +1,323 @@
+"""One batched pass over many sequences with different numbers of new tokens.
+
+The tokens of all sequences are packed into a single row without padding. Linear layers process
+exactly these tokens, so verifications of different lengths and prompt chunks share a pass. Only
+attention handles rows separately. Each sequence owns one row of a static buffer of keys and values.
+The keys of position p are written to place p of the row. A query at position p sees the keys at
+positions 0..p of its own row. Keys after p are stale and never read. So a rejected draft needs no
+removal; later tokens overwrite it.
+
+Models come from Hugging Face. Their attention is replaced through Transformers' attention
+interface, and their cache is replaced by `RowCache`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+ATTENTION_NAME = "smartspec_packed"
+
+MAX_SHORT = 16
+"""Inputs of up to this many tokens share one attention call, padded to the longest. Longer inputs
+(prompt chunks) get separate attention calls."""
+
+NUM_SCRATCH = 16
+"""Slots after the rows, where padded passes write keys that are never read (see `buckets`). One
+slot is enough; with sixteen, every layer of the cache starts at a multiple of 64 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowInput:
+    """New tokens of one row; the first is at `position`. Logits are computed for the last
+    `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
+    `runtimes.openvino.runner`. first: the row's first slot with a key, see `heads.eagle`."""
+
+    row: int
+    position: int
+    tokens: Sequence[int]
+    num_logits: int
+    num_prompt: int = 0
+    first: int = 0
+
+    @property
+    def positions(self) -> range:
+        """Of each token, which are also their slots in the row."""
+        return range(self.position, self.position + len(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Rows whose attention is computed in one call.
+
+    tokens: where the group's tokens are in the packed row.
+    rows: the cache rows that are read; as a tensor [rows], they are copied by every layer.
+    mask: bool [rows, 1, width, context_len], True where the query sees the key. width and
+        context_len: query tokens per row and keys per row, both after padding.
+    places: [tokens] index of each token among the rows * width padded ones; None if the group needs
+        no padding.
+    """
+
+    tokens: slice
+    rows: slice | torch.Tensor
+    mask: torch.Tensor
+    places: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """token_ids, positions: [1, N]. slots: [N]. wanted: [M] tokens whose logits are needed.
+
+    `wanted` keeps the order of the inputs: first all logits of the first input, and so on.
+    firsts: by row the index of its first token, in the order of the packed tokens.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    wanted: torch.Tensor
+    groups: tuple[AttentionGroup, ...]
+    firsts: Mapping[int, int] = field(default_factory=dict)
+
+    def tokens_of(self, one: RowInput) -> slice:
+        """Where the tokens of an input are."""
+        first = self.firsts[one.row]
+        return slice(first, first + len(one.tokens))
+
+
+def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> PackedBatch:
+    """Lay out the inputs: first the short ones in the order of their rows, then the long ones."""
+    short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
+    long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
+    together = ([short] if short else []) + [[item] for item in long]
+    ordered = short + long
+    firsts, num_tokens = {}, 0
+    for item in ordered:
+        firsts[item.row] = num_tokens
+        num_tokens += len(item.tokens)
+    token_ids = [token for item in ordered for token in item.tokens]
+    positions = [position for item in ordered for position in item.positions]
+    slots = [item.row * max_len + position for item in ordered for position in item.positions]
+    wanted = [
+        firsts[item.row] + j
+        for item in inputs
+        for j in range(len(item.tokens) - item.num_logits, len(item.tokens))
+    ]
+    return PackedBatch(
+        token_ids=torch.tensor([token_ids], device=device),
+        positions=torch.tensor([positions], device=device),
+        slots=torch.tensor(slots, device=device),
+        wanted=torch.tensor(wanted, dtype=torch.long, device=device),
+        groups=tuple(_group(items, firsts[items[0].row], device) for items in together),
+        firsts=firsts,
+    )
+
+
+def _group(items: Sequence[RowInput], first: int, device: torch.device) -> AttentionGroup:
+    """One attention call over the cache rows from the first to the last item, padded to the longest
+    input. Rows without an input in between compute padding."""
+    row_lo, row_hi = items[0].row, items[-1].row + 1
+    num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
+    starts, firsts = torch.zeros(2, num_rows, dtype=torch.long)
+    places: list[int] = []
+    for item in items:
+        row, num = item.row - row_lo, len(item.tokens)
+        starts[row], firsts[row] = item.position, item.first
+        places += range(row * width, row * width + num)
+    context_len = max(item.position + len(item.tokens) for item in items)
+    is_rectangular = len(places) == num_rows * width
+    return AttentionGroup(
+        slice(first, first + len(places)),
+        slice(row_lo, row_hi),
+        attention_mask(starts.to(device), firsts.to(device), width, context_len),
+        None if is_rectangular else torch.tensor(places, device=device),
+    )
+
+
+def attention_mask(
+    starts: torch.Tensor, firsts: torch.Tensor, width: int, context_len: int
+) -> torch.Tensor:
+    """The mask of rows with `width` new tokens, bool [rows, 1, width, context_len].
+
+    starts: [rows], the slot of each row's first new token. firsts: [rows], the row's first slot
+    with a key.
+    """
+    keys = torch.arange(context_len, device=starts.device)
+    slots = starts[:, None] + torch.arange(width, device=starts.device)
+    mask = (keys <= slots[:, :, None]) & (keys >= firsts[:, None, None])
+    return mask[:, None]
+
+
+_Read = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of each layer."""
+
+
+class RowCache(Cache):
+    """Keys and values of all rows in one static buffer.
+
+    storage: [layers, 2, num_rows * max_len + NUM_SCRATCH, kv_heads, head_dim]. `buffer` is the view
+    of storage without scratch slots: [layers, 2, rows, max_len, kv_heads, head_dim].
+    """
+
+    free_bytes = math.inf
+
+    def __init__(self, storage: torch.Tensor, num_rows: int) -> None:
+        super().__init__(layers=[])
+        self.scratch_slot = storage.shape[2] - NUM_SCRATCH
+        self.max_len = self.scratch_slot // num_rows
+        by_slot = storage[:, :, : self.scratch_slot]
+        by_token = (num_rows, self.max_len, *storage.shape[3:])
+        self.buffer = by_slot.view(*storage.shape[:2], *by_token)
+        self._flat = [(layer[0], layer[1]) for layer in storage]
+        # Keys of the first layer, values of the first layer, keys of the second layer, ..
+        self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
+        self.slots = torch.empty(0, dtype=torch.long)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, kv_heads, N, D] to `slots`; `packed_attention` reads the cache itself."""
+        for stored, new in zip(self._flat[layer_idx], (key_states, value_states), strict=True):
+            stored.index_copy_(0, self.slots, new[0].transpose(0, 1).to(stored.dtype))
+        return key_states, value_states
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.buffer.dtype
+
+    def read_by(self, group: AttentionGroup) -> _Read:
+        """For every layer, views of the keys and values that a group reads: [rows of the group,
+        kv_heads, context_len, D]; of all rows if those of the group are a tensor."""
+        rows = slice(None) if isinstance(group.rows, torch.Tensor) else group.rows
+        read = self._by_row[:, rows, :, : group.mask.shape[-1]].unbind()
+        return list(zip(read[::2], read[1::2], strict=True))
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the keys and values of the row's first num_tokens tokens."""
+        self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
+
+    def clear_row(self, row: int, first: int = 0) -> None:
+        """See `RowStore`. first: the first slot to clear."""
+        self.buffer[:, :, row, first:] = 0
+
+    def drop_row(self, row: int, num_kept: int = 0) -> None:
+        """Does nothing: the memory of all rows is one tensor."""
+
+
+def packed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    attention: PassAttention | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that Transformers calls: query [1, heads, N, D] -> [1, N, heads, D]."""
+    assert attention is not None, "the model does not pass keyword arguments on to its attention"
+    tokens = query[0].transpose(0, 1)
+    attended = attention(module.layer_idx, tokens, sliding_window, scaling, softcap)
+    return attended.view(tokens.shape)[None].to(query.dtype), None
+
+
+def additive_mask(
+    group: AttentionGroup, num_shared: int, dtype: torch.dtype, window: int | None = None
+) -> torch.Tensor:
+    """The mask that is added to scores: 0 or minus infinity, [rows, 1, num_shared * width,
+    context_len].
+
+    num_shared: query heads that share a key head, see `attend`. window: a query at position p sees
+    the keys at p - window + 1 to p; None means all keys up to p.
+    """
+    seen = group.mask
+    if window is not None and window < seen.shape[-1]:
+        # The key at j is outside the window exactly if the key at j + window is visible.
+        seen = seen.clone()
+        seen[..., :-window] &= ~group.mask[..., window:]
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, float("-inf")).repeat(1, 1, num_shared, 1)
+
+
+class PassAttention:
+    """Attention of one pass. Masks and views are made once and used in all layers."""
+
+    def __init__(self, packed: PackedBatch, cache: RowCache) -> None:
+        self._dtype = cache.dtype
+        self._calls: list[tuple[AttentionGroup, _Read, dict[int | None, torch.Tensor]]] = [
+            (group, cache.read_by(group), {}) for group in packed.groups
+        ]
+
+    def __call__(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        window: int | None = None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """[N, heads, D] -> [N, heads * D] in the cache's precision, over the keys now in the rows.
+        window: see `additive_mask`. softcap: see `attend`."""
+        queries, parts = queries.to(self._dtype), []
+        for group, read, masks in self._calls:
+            keys, values = read[layer]
+            if isinstance(group.rows, torch.Tensor):
+                keys, values = (one.index_select(0, group.rows) for one in (keys, values))
+            if window not in masks:
+                num_shared = queries.shape[1] // keys.shape[1]
+                masks[window] = additive_mask(group, num_shared, self._dtype, window)
+            tokens = queries[group.tokens]
+            parts.append(attend(tokens, keys, values, group, masks[window], scaling, softcap))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend(
+    tokens: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    group: AttentionGroup,
+    mask: torch.Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """tokens [N, heads, D] of a group -> [N, heads * D].
+
+    keys, values: of the group's rows, [rows, kv_heads, context_len, D]. mask: see `additive_mask`.
+    softcap: scores are limited to +-softcap by tanh before masking.
+    """
+    num_heads, head_dim = tokens.shape[1:]
+    num_rows, num_kv_heads = keys.shape[:2]
+    width, num_shared = group.mask.shape[2], num_heads // num_kv_heads
+    if group.places is not None:
+        padded = tokens.new_zeros(num_rows * width, num_heads, head_dim)
+        tokens = padded.index_copy_(0, group.places, tokens)
+    queries = tokens.view(num_rows, width, num_heads, head_dim).transpose(1, 2)
+    # Query heads that share a key head are treated as more query tokens of that head. Then the keys
+    # are read once and never copied.
+    queries = queries.reshape(num_rows, num_kv_heads, num_shared * width, head_dim)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    else:
+        scale = head_dim**-0.5 if scaling is None else scaling
+        scores = softcap * torch.tanh(queries @ keys.transpose(-1, -2) * (scale / softcap))
+        out = torch.softmax(scores + mask, dim=-1) @ values
+    out = out.reshape(num_rows, num_heads, width, head_dim).transpose(1, 2)
+    out = out.reshape(num_rows * width, num_heads * head_dim)
+    return out if group.places is None else out.index_select(0, group.places)
+
+
+AttentionInterface.register(ATTENTION_NAME, packed_attention)
