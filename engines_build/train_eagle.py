@@ -22,7 +22,7 @@ from torch.nn import functional
 from transformers import AutoConfig
 
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
-from smartspec_py.engines.runtimes.openvino.weights import file_tensors
+from smartspec_py.engines.checkpoints.tensors import file_tensors
 
 NUM_STEPS = 4  # drafts of a chain in training
 NUM_SHOWN = 5  # drafts of a chain in the evaluation

@@ -19,8 +19,7 @@ from transformers import AutoTokenizer
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import RunnerConfig
+from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 NUM_ROWS = 48  # texts that are written at once
 NUM_TOP = 24  # kept next tokens, and those that are sampled from

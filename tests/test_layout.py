@@ -88,9 +88,19 @@ def test_the_backend_has_few_dependencies() -> None:
     assert tops_of(BACKEND.rglob("*.py")) - {"smartspec_py"} == DEPENDENCIES
 
 
+COMPUTING = ("engines.runtimes", "engines.local", "engines.trtllm")
+
+
 @pytest.mark.parametrize(
     ("part", "above"),
-    [("core", ("engines", "config", "api", "serving")), ("engines", ("api", "serving"))],
+    [
+        ("core", ("engines", "config", "api", "serving")),
+        ("engines", ("api", "serving")),
+        ("engines/checkpoints", ("engines.decoding", *COMPUTING)),
+        ("engines/decoding", ("engines.checkpoints", *COMPUTING)),
+        ("engines/runtimes", ("engines.decoding", "engines.local", "engines.trtllm")),
+        ("engines/proposers", ("engines.checkpoints", "engines.decoding", *COMPUTING)),
+    ],
 )
 def test_a_part_of_the_backend_imports_nothing_above_it(part: str, above: tuple[str, ...]) -> None:
     forbidden = tuple(f"smartspec_py.{name}" for name in above)

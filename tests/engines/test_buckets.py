@@ -15,7 +15,7 @@ from smartspec_py.engines.runtimes.pytorch.buckets import (
     lay_out,
     make_buckets,
 )
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
+from smartspec_py.engines.runtimes.runner import RowInput
 
 MAX_LEN = 10
 SCRATCH = 40

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, TargetCapabilities
+from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.local import eagle_proposer
 from smartspec_py.engines.local.eagle_proposer import EagleProposer
@@ -32,14 +33,9 @@ from smartspec_py.engines.runtimes.heads.eagle import (
     read_config,
 )
 from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
+from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import (
-    Runner,
-    RunnerConfig,
-    load_config,
-    load_runner,
-)
+from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
 
 HIDDEN, OF_TARGET, HEADS, KEY_HEADS, HEAD_DIM, MLP = 16, 24, 4, 2, 6, 20
 ROWS, VOCAB, DRAFTED = 40, 36, 12  # the target pads its vocabulary
@@ -209,7 +205,8 @@ RUNNERS = [EagleRunner, PaddedEagleRunner, OpenVinoEagleRunner]
 
 def runner_of(head: Path, config: RunnerConfig, kind: type[Runner] = EagleRunner) -> Runner:
     assert is_eagle(head)
-    return kind(load_eagle(head, read_config(head, load_config(config)), config), config)  # type: ignore[call-arg, arg-type]
+    target = load_config(config.path, config.max_len)
+    return kind(load_eagle(head, read_config(head, target), config), config)  # type: ignore[call-arg, arg-type]
 
 
 TOKENS = {2: [5, 9, 33, 0, 12, 7, 30, 3, 1], 0: [8, 8, 35, 21]}

@@ -28,16 +28,17 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
+from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.config import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.header import read_header
 from smartspec_py.engines.checkpoints.supported import ModelError, check_files
+from smartspec_py.engines.checkpoints.tensors import file_tensors
 from smartspec_py.engines.local.build import build_torch
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
-from smartspec_py.engines.runtimes.openvino.weights import file_tensors
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import RunnerConfig, load_config, load_runner
+from smartspec_py.engines.runtimes.pytorch.causal import load_runner
+from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 
@@ -201,7 +202,7 @@ def test_rotary_scaling(
     tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
     write(tmp_path / "m.gguf", fields(), **changes)
-    found = load_config(replace(CONFIG, path=model_folder(tmp_path))).rope_parameters
+    found = load_config(model_folder(tmp_path), CONFIG.max_len).rope_parameters
     expected = expected or {"rope_type": "default"}
     assert {name: found.get(name) for name in expected} == expected
 
@@ -222,7 +223,7 @@ def test_rotary_settings_of_llama_3(tmp_path: Path) -> None:
     plain = 1 / 10_000 ** (torch.arange(0, 64, 2) / 64)
     extra = {"rope_freqs.weight": (plain / changed).numpy()}
     write_gguf(tmp_path / "m.gguf", model, fields(), tensors=extra)
-    config = load_config(replace(CONFIG, path=model_folder(tmp_path)))
+    config = load_config(model_folder(tmp_path), CONFIG.max_len)
     assert {name: config.rope_parameters[name] for name in settings} == settings
     extra["rope_freqs.weight"][20] *= 1.1
     write_gguf(tmp_path / "m.gguf", model, fields(), tensors=extra)

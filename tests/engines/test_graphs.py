@@ -22,9 +22,10 @@ from torch_models import (
 
 from smartspec_py.engines.local.build import uses_graphs
 from smartspec_py.engines.runtimes.pytorch.buckets import MAX_WIDTH
+from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME, RowInput
-from smartspec_py.engines.runtimes.runner import CausalRunner, RunnerConfig
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
+from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 LONG = 600
 """Tokens of a row with three contexts: 256, 512 and 600."""

@@ -13,8 +13,9 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.checkpoints.supported import MODELS
 from smartspec_py.engines.runtimes.openvino.supported import can_write_out
-from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME, RowInput
-from smartspec_py.engines.runtimes.runner import CausalRunner, Runner, RunnerConfig
+from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
+from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
 
 VOCAB_SIZE = 96
 SIZES: dict[str, Any] = {

@@ -17,8 +17,8 @@ from torch_models import VOCAB_SIZE, make_model, make_runner
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.checkpoints.supported import ModelError, check_quantization
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import RunnerConfig, load_runner
+from smartspec_py.engines.runtimes.pytorch.causal import load_runner
+from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 Array = np.ndarray[Any, Any]
 Written = tuple[dict[str, Array], Array]

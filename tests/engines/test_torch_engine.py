@@ -32,8 +32,7 @@ from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, Verify, Work
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import PassOutput, RunnerConfig
+from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 NUM_TOKENS = 24
 GREEDY = SamplingParams()

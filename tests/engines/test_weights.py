@@ -18,8 +18,8 @@ from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import to_int4, to_int8
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig, load_runner
+from smartspec_py.engines.runtimes.pytorch.causal import load_runner
+from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
 
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
 PROMPT = [RowInput(0, 0, [5, 6, 7], 1, 3)]

@@ -23,8 +23,9 @@ from smartspec_py.engines.local.cached_model import CachedModel
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.rows import RowTable
 from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
-from smartspec_py.engines.runtimes.runner import CausalRunner, Runner, RunnerConfig
+from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
 
 VOCAB_SIZE = 96
 MAX_LEN = 96

@@ -14,6 +14,7 @@ from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.local import build as build_torch
 from smartspec_py.engines.local import context
+from smartspec_py.engines.runtimes import machine
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason
 from smartspec_testing.local import generate, serving
@@ -130,7 +131,7 @@ def test_the_limit_of_a_container(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert context.left_in_groups(tmp_path) == expected
+    assert machine.left_in_groups(tmp_path) == expected
 
 
 @pytest.mark.parametrize(

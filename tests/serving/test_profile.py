@@ -36,8 +36,8 @@ from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate
 
 if TYPE_CHECKING:
-    from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-    from smartspec_py.engines.runtimes.runner import CausalRunner, PassOutput
+    from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
+    from smartspec_py.engines.runtimes.runner import PassOutput, RowInput
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 SHAPE = ProfileShape(
@@ -456,7 +456,8 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
 
     from smartspec_py.engines.local.draft_model import DraftModelProposer
     from smartspec_py.engines.local.target import TorchTarget
-    from smartspec_py.engines.runtimes.runner import CausalRunner, RunnerConfig, load_runner
+    from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner, load_runner
+    from smartspec_py.engines.runtimes.runner import RunnerConfig
 
     config = RunnerConfig(PAIR / "draft", torch.device("cpu"), torch.float32, 2, 32, VOCAB_SIZE)
     runner = load_runner(config)

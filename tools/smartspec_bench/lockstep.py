@@ -95,7 +95,7 @@ class Side:
             self.watch.now,
             budget=cache_budget(engine, limits),
             max_queue=limits.max_queue,
-            prefill_chunk=engine.prefill_chunk(limits),
+            prefill_chunk=engine.prefill_chunk(limits.prefill_chunk),
             on_update=self._take,
         )
         self._out: dict[int, tuple[Exchange, ResponseState]] = {}

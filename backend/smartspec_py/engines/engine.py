@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.defaults import LEAST_CHUNK
 from smartspec_py.engines.base import Proposer, Target
-
-if TYPE_CHECKING:
-    from smartspec_py.config import LimitsConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Engine:
     kernels: str = ""
     facts: Mapping[str, str | int] = field(default_factory=dict)
 
-    def prefill_chunk(self, limits: LimitsConfig) -> int:
+    def prefill_chunk(self, configured: int | None) -> int:
         """Prompt tokens per step: the configured value, or the largest chunk in the profile."""
         measured = LEAST_CHUNK if self.cost.prompt is None else self.cost.prompt.tokens_per_row[-1]
-        return limits.prefill_chunk or max(LEAST_CHUNK, measured)
+        return configured or max(LEAST_CHUNK, measured)

@@ -114,7 +114,7 @@ class Server:
             engine.cost,
             budget,
             self._inbox,
-            engine.prefill_chunk(config.limits),
+            engine.prefill_chunk(config.limits.prefill_chunk),
             self._responder.post,
             batch_table=config.planner.batch_table,
             engine_timeout_s=self._engine_timeout_s,

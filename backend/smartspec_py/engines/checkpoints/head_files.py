@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from smartspec_py.engines.checkpoints.supported import ModelError, first_line
-from smartspec_py.engines.runtimes.openvino.weights import file_tensors
+from smartspec_py.engines.checkpoints.tensors import file_tensors
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
 """Where a target's LM head is: the second one if it is tied to the embedding."""

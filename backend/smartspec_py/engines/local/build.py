@@ -22,6 +22,7 @@ from smartspec_py.defaults import (
     ConfigError,
 )
 from smartspec_py.engines.base import Proposer
+from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.pair import check_pair
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads, first_line
@@ -58,14 +59,9 @@ from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.runtimes.machine import cpu_has, thread_count
 from smartspec_py.engines.runtimes.openvino.supported import FAMILIES, can_write_out
 from smartspec_py.engines.runtimes.pytorch.buckets import MAX_WIDTH
+from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner, load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.runner import (
-    CausalRunner,
-    Runner,
-    RunnerConfig,
-    load_config,
-    load_runner,
-)
+from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig, TorchEngineConfig
@@ -224,7 +220,9 @@ def _proposer(setup: _Setup, on_openvino: bool) -> DraftModelProposer | None:
         return None
     own = replace(own, path=setup.draft, device=places.draft)
     # The draft model may have fewer positions than the served context.
-    positions = getattr(load_config(own), "max_position_embeddings", None) or own.max_len
+    positions = (
+        getattr(load_config(own.path, own.max_len), "max_position_embeddings", None) or own.max_len
+    )
     own = replace(own, max_len=min(own.max_len, positions))
     return DraftModelProposer(
         _runner("engine.draft", own, MAX_WIDTH, setup.config),
@@ -269,7 +267,7 @@ def _load_heads(
                 "an EAGLE head and a draft model cannot be loaded together: leave out "
                 "engine.draft, or engine.heads"
             )
-        return read_config(folder, load_config(target))
+        return read_config(folder, load_config(target.path, target.max_len))
 
 
 @contextmanager
@@ -372,7 +370,7 @@ def _no_openvino(own: RunnerConfig) -> str:
         return f"the device is {own.device.type}"
     if find_spec("openvino") is None:
         return "it is not installed: pip install smartspec-py[openvino]"
-    hf_config = load_config(own)
+    hf_config = load_config(own.path, own.max_len)
     if not can_write_out(hf_config):
         return f"models of type {hf_config.model_type} with this config are not supported"
     return ""

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smartspec_py.defaults import DEFAULT_CONTEXT_LEN
+from smartspec_py.engines.runtimes.machine import free_bytes
 from smartspec_py.engines.runtimes.runner import bytes_per_token
 
 CACHE_SHARE = 0.5
@@ -24,13 +25,6 @@ too."""
 STEP = 512
 """A context length that memory limits is a multiple of this. The cached profile depends on the
 context length, so a start with slightly less free memory can still use it."""
-
-MEMORY_GROUPS = (
-    ("memory.max", "memory.stat", "anon"),
-    ("memory/memory.limit_in_bytes", "memory/memory.stat", "total_rss"),
-)
-"""For cgroups v2 and v1, as seen inside a container: the limit, the statistics, and the field with
-the memory that cannot be reclaimed."""
 
 
 def choose_context_len(
@@ -73,28 +67,6 @@ def _fitting(
     row_bytes = num_rows * sum(each)
     left = free_bytes(device) - sum(_weight_bytes(config, dtype) for config in configs)
     return max(DEFAULT_CONTEXT_LEN, int(CACHE_SHARE * left / row_bytes) // STEP * STEP), left
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory; on a CPU, at most what the container may still use."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return min([1024 * available, *left_in_groups(Path("/sys/fs/cgroup"))])
-
-
-def left_in_groups(root: Path) -> list[int]:
-    """Bytes left up to the limit of the control group; empty if there is no limit."""
-    found = []
-    for limit, statistics, kept in MEMORY_GROUPS:
-        try:
-            most = int((root / limit).read_text())
-            rows = dict(line.split() for line in (root / statistics).read_text().splitlines())
-            found.append(most - int(rows[kept]))
-        except (OSError, ValueError, KeyError):
-            continue  # another cgroup version, or no limit
-    return found
 
 
 def _weight_bytes(config: Any, dtype: torch.dtype) -> int:

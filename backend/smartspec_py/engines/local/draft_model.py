@@ -23,8 +23,7 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import Runner
+from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 CATCH_UP_CHUNK = 512
 """Missed tokens that one pass prefills, for all sequences together."""

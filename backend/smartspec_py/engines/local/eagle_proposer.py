@@ -23,8 +23,7 @@ from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import Draft, DraftTask
 from smartspec_py.engines.local.draft_model import Drafting, DraftModelProposer, DraftSequence
 from smartspec_py.engines.runtimes.heads.eagle import HeadInput
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import Runner
+from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 KEPT_STATES = 2048
 """States of a sequence that wait for the head: 48 MiB for a target of width 4,096 in bfloat16."""

@@ -22,8 +22,8 @@ from smartspec_py.engines.decoding.sampling import (
     verify,
 )
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
-from smartspec_py.engines.runtimes.pytorch.packed import RowCache, RowInput
-from smartspec_py.engines.runtimes.runner import Runner
+from smartspec_py.engines.runtimes.pytorch.packed import RowCache
+from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 logger = logging.getLogger(__name__)
 

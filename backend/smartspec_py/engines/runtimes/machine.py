@@ -1,4 +1,5 @@
-"""The processor: its instructions, and the number of compute threads if engine.json leaves it open.
+"""The machine: instructions of the processor, free memory, and the number of compute threads if
+engine.json leaves it open.
 
 With few cores, all of them compute: another busy process then slows a pass down to the speed of one
 thread less, and not below it. With more cores, one is left to other processes.
@@ -16,6 +17,14 @@ FEW_CORES = 4
 
 QUOTAS = ("cpu.max", "cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us")
 """Files of a control group, version 2 and 1, with the CPU time per period and the period."""
+
+
+MEMORY_GROUPS = (
+    ("memory.max", "memory.stat", "anon"),
+    ("memory/memory.limit_in_bytes", "memory/memory.stat", "total_rss"),
+)
+"""For cgroups v2 and v1, as seen inside a container: the limit, the statistics, and the field with
+the memory that cannot be reclaimed."""
 
 
 def thread_count(configured: int) -> int:
@@ -48,3 +57,25 @@ def cpu_has(*instructions: str) -> bool:
 def has_vnni() -> bool:
     """Whether the processor multiplies 8-bit integers."""
     return cpu_has("avx512_vnni", "avx_vnni")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory; on a CPU, at most what the container may still use."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return min([1024 * available, *left_in_groups(Path("/sys/fs/cgroup"))])
+
+
+def left_in_groups(root: Path) -> list[int]:
+    """Bytes left up to the limit of the control group; empty if there is no limit."""
+    found = []
+    for limit, statistics, kept in MEMORY_GROUPS:
+        try:
+            most = int((root / limit).read_text())
+            rows = dict(line.split() for line in (root / statistics).read_text().splitlines())
+            found.append(most - int(rows[kept]))
+        except (OSError, ValueError, KeyError):
+            continue  # another cgroup version, or no limit
+    return found

@@ -29,9 +29,11 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from smartspec_py.engines.checkpoints import supported
+from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
 from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
 from smartspec_py.engines.checkpoints.supported import ROTATIONS, ModelError
+from smartspec_py.engines.checkpoints.tensors import check_finite
 from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import (
@@ -39,14 +41,8 @@ from smartspec_py.engines.runtimes.pytorch.packed import (
     PackedBatch,
     PassAttention,
     RowCache,
-    RowInput,
 )
-from smartspec_py.engines.runtimes.runner import (
-    PassOutput,
-    RunnerConfig,
-    check_finite,
-    load_config,
-)
+from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING_NAMES = ("model.embed_tokens.weight",)
@@ -211,7 +207,7 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleHea
     own: how it is run; `path` is the directory of the target. Raises ModelError, which names what
     does not fit.
     """
-    target = load_config(own)
+    target = load_config(own.path, own.max_len)
     tensors = {
         name.replace("midlayer.", "layers.0."): tensor
         for name, tensor in load_tensors(folder, FILES, "EAGLE head").items()
@@ -225,7 +221,7 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleHea
     module = _module(config, target)
     placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
     for name, tensor in placed.items():
-        check_finite(name, tensor, replace(own, path=folder))
+        check_finite(name, tensor, own.dtype, folder)
     try:
         module.load_state_dict(placed, assign=True)
     except RuntimeError as error:

@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
 from smartspec_py.engines.checkpoints.supported import ModelError
-from smartspec_py.engines.runtimes.runner import RunnerConfig, load_config
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
 
@@ -86,7 +87,7 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     names what does not fit.
     """
     tensors = load_tensors(folder, FILES, "Medusa heads")
-    target = load_config(own)
+    target = load_config(own.path, own.max_len)
     blocks, lm_heads = _parted(tensors)
     if not blocks or sorted(blocks) != list(range(len(blocks))):
         raise ModelError(f"{folder} has no Medusa heads: {FILES[0]} must have tensors of heads 0..")

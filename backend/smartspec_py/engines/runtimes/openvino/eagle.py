@@ -19,8 +19,7 @@ from smartspec_py.engines.runtimes.heads.eagle import EagleHead, OwnStates
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph, _int, _parameter
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import PassOutput, RunnerConfig
+from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 STATES = "states"
 """The input of states, [N, hidden_size]: fused ones of the target, or the head's own."""

@@ -35,9 +35,15 @@ import openvino as ov
 import torch
 from transformers import AutoModelForCausalLM
 
+from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError
-from smartspec_py.engines.local.context import free_bytes
-from smartspec_py.engines.runtimes.machine import has_vnni
+from smartspec_py.engines.checkpoints.tensors import (
+    CheckedTensors,
+    check_complete,
+    check_tied,
+    check_used,
+)
+from smartspec_py.engines.runtimes.machine import free_bytes, has_vnni
 from smartspec_py.engines.runtimes.openvino.graph import (
     BLOCK_LEN,
     INPUTS,
@@ -45,17 +51,8 @@ from smartspec_py.engines.runtimes.openvino.graph import (
     DecoderGraph,
     cache_names,
 )
-from smartspec_py.engines.runtimes.openvino.weights import FileWeights, Weights
-from smartspec_py.engines.runtimes.pytorch.packed import RowInput
-from smartspec_py.engines.runtimes.runner import (
-    PassOutput,
-    Runner,
-    RunnerConfig,
-    check_complete,
-    check_tied,
-    check_used,
-    load_config,
-)
+from smartspec_py.engines.runtimes.openvino.weights import Weights
+from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner, RunnerConfig
 
 GROUPS = (128, 64, 32)
 """With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
@@ -366,18 +363,18 @@ def _parts(one: RowInput) -> list[RowInput]:
 
 def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     """Load weights from a local directory, tensor by tensor. Raises ModelError."""
-    hf_config = load_config(config)
+    hf_config = load_config(config.path, config.max_len)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
-    files = FileWeights(config)
+    files = CheckedTensors(config.path, config.dtype)
     missing = {name for name, _ in model.named_parameters()} - set(files)
-    check_complete(missing, config)
+    check_complete(missing, config.path)
     unexpected = set(files) - set(model.state_dict())
-    check_used(unexpected, files, config)
+    check_used(unexpected, files, config.path)
     files.leave_out(unexpected)
     pair = "model.embed_tokens.weight", "lm_head.weight"
     if hf_config.tie_word_embeddings and set(pair) <= set(files):
-        check_tied(torch.equal(*(files[name] for name in pair)), config)
+        check_tied(torch.equal(*(files[name] for name in pair)), config.path)
     weights = Weights(files)
     if config.weights == "auto":
         is_large = model.num_parameters() >= LARGE

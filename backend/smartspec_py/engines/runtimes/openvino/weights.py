@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, read from its files one tensor at a time, and their compression.
+"""The weights of a graph: read from the files of a checkpoint one at a time, and compressed.
 
 A model is never in memory as a whole in its original precision: each tensor is read, compressed if
 asked for, and given to the graph before the next one.
@@ -6,105 +6,15 @@ asked for, and given to the graph before the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
-
-from smartspec_py.engines.checkpoints.gguf.folder import INDEX
-from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
-from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
-from smartspec_py.engines.checkpoints.supported import (
-    ModelError,
-    first_line,
-    quantization,
-    weight_files,
-)
-from smartspec_py.engines.runtimes.runner import RunnerConfig, check_finite
 
 CHUNK = 1 << 18
 """Numbers that are compressed at once. The float32 copy stays in the processor's caches: with 64
 times as many, it took nine times as long."""
-
-
-def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors in the files of a model directory, by the names of the model's parameters.
-
-    Those of safetensors are mapped into memory; those of a GGUF file or a quantised checkpoint
-    are dequantised when they are read. Raises ModelError if a file cannot be read.
-    """
-    if (folder / INDEX).is_file():
-        return GgufWeights(folder)
-    paths = [folder / file for file in weight_files(str(folder), folder)]
-    is_bin = any(path.suffix == ".bin" for path in paths)
-    files = _bin_files(folder, paths) if is_bin else _Safetensors(paths)
-    settings = quantization(str(folder), folder)
-    return QuantizedTensors(files, settings) if settings else files
-
-
-def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
-    loaded: dict[str, torch.Tensor] = {}
-    for path in paths:
-        try:
-            loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
-        except Exception as error:  # a damaged file can raise any exception of pickle
-            reason = first_line(error)
-            raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
-    return loaded
-
-
-class _Safetensors(Mapping[str, torch.Tensor]):
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._files: dict[str, Path] = {}
-        for path in paths:
-            with safe_open(path, "pt") as file:
-                self._files |= dict.fromkeys(file.keys(), path)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        with safe_open(self._files[name], "pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-class FileWeights(Mapping[str, torch.Tensor]):
-    """The tensors of a model directory by name, each checked when it is read first."""
-
-    def __init__(self, config: RunnerConfig) -> None:
-        """Raises ModelError if a file cannot be read; so does reading a tensor with a number that
-        is not finite in the precision of the products."""
-        self._config = config
-        self._tensors = file_tensors(config.path)
-        self._checked: set[str] = set()
-        self._left_out: set[str] = set()
-
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Be without these tensors from now on."""
-        self._left_out |= set(names)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self._left_out:
-            raise KeyError(name)
-        tensor = self._tensors[name]
-        if name not in self._checked:
-            check_finite(name, tensor, self._config)
-            self._checked.add(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._tensors if name not in self._left_out)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)

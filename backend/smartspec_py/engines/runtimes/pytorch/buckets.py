@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.engines.runtimes.pytorch.packed import MAX_SHORT, RowInput
+from smartspec_py.engines.runtimes.pytorch.packed import MAX_SHORT
+from smartspec_py.engines.runtimes.runner import RowInput
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, MAX_SHORT, 24, 33)
 """Tokens per row: up to 32 drafts after the last known token."""

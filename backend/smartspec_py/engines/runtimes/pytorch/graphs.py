@@ -43,14 +43,10 @@ from smartspec_py.engines.runtimes.pytorch.buckets import (
     make_buckets,
     make_long_buckets,
 )
+from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
 from smartspec_py.engines.runtimes.pytorch.compiled import fuse
-from smartspec_py.engines.runtimes.pytorch.packed import (
-    AttentionGroup,
-    PackedBatch,
-    RowInput,
-    attention_mask,
-)
-from smartspec_py.engines.runtimes.runner import CausalRunner, PassOutput, RunnerConfig
+from smartspec_py.engines.runtimes.pytorch.packed import AttentionGroup, PackedBatch, attention_mask
+from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from smartspec_py.engines.runtimes.runner import RowInput
+
 ATTENTION_NAME = "smartspec_packed"
 
 MAX_SHORT = 16
@@ -32,25 +34,6 @@ MAX_SHORT = 16
 NUM_SCRATCH = 16
 """Slots after the rows, where padded passes write keys that are never read (see `buckets`). One
 slot is enough; with sixteen, every layer of the cache starts at a multiple of 64 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowInput:
-    """New tokens of one row; the first is at `position`. Logits are computed for the last
-    `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
-    `runtimes.openvino.runner`. first: the row's first slot with a key, see `heads.eagle`."""
-
-    row: int
-    position: int
-    tokens: Sequence[int]
-    num_logits: int
-    num_prompt: int = 0
-    first: int = 0
-
-    @property
-    def positions(self) -> range:
-        """Of each token, which are also their slots in the row."""
-        return range(self.position, self.position + len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,34 @@
+"""The Transformers config of a model directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
+from smartspec_py.engines.checkpoints.supported import ModelError
+
+
+def load_config(folder: Path, max_len: int) -> Any:
+    """The model's Transformers config, for rows of max_len tokens. Raises ModelError if the engine
+    cannot serve the model."""
+    # Never download anything, whatever the files in the directory refer to.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: give a Hugging Face model directory")
+    hf_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    hf_config.__dict__.pop("quantization_config", None)  # `file_tensors` dequantises
+    if IS_OLD:
+        use_new_rope(hf_config, folder)
+    fix_longrope(hf_config, max_len)
+    return hf_config
+
+
+def key_shape(hf_config: Any) -> tuple[int, int]:
+    """Shape of a token's keys in one layer: number of heads, width of a head."""
+    num_heads = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
+    head_dim = getattr(hf_config, "head_dim", None)
+    return num_heads, head_dim or hf_config.hidden_size // hf_config.num_attention_heads

@@ -1,0 +1,154 @@
+"""The tensors in the files of a checkpoint, read one at a time, and the checks of their names and
+numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from zipfile import is_zipfile
+
+import torch
+from safetensors import safe_open
+
+from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
+from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
+from smartspec_py.engines.checkpoints.supported import (
+    ModelError,
+    first_line,
+    quantization,
+    weight_files,
+)
+
+CONSTANTS = re.compile(
+    r"rotary_emb\.inv_freq$|(^|\.)(position_ids|version)$|\.(attn|attention)\.(masked_)?bias$"
+)
+"""Names of tensors that old checkpoints have although they follow from the configuration."""
+
+
+def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
+    """The tensors in the files of a model directory, by the names of the model's parameters.
+
+    Those of safetensors are mapped into memory; those of a GGUF file or a quantised checkpoint
+    are dequantised when they are read. Raises ModelError if a file cannot be read.
+    """
+    if (folder / INDEX).is_file():
+        return GgufWeights(folder)
+    paths = [folder / file for file in weight_files(str(folder), folder)]
+    is_bin = any(path.suffix == ".bin" for path in paths)
+    files = _bin_files(folder, paths) if is_bin else _Safetensors(paths)
+    settings = quantization(str(folder), folder)
+    return QuantizedTensors(files, settings) if settings else files
+
+
+def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = {}
+    for path in paths:
+        try:
+            loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
+        except Exception as error:  # a damaged file can raise any exception of pickle
+            reason = first_line(error)
+            raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
+    return loaded
+
+
+class _Safetensors(Mapping[str, torch.Tensor]):
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._files: dict[str, Path] = {}
+        for path in paths:
+            with safe_open(path, "pt") as file:
+                self._files |= dict.fromkeys(file.keys(), path)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with safe_open(self._files[name], "pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+class CheckedTensors(Mapping[str, torch.Tensor]):
+    """The tensors of a model directory by name, each checked when it is read first."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        """dtype: of the products. Raises ModelError if a file cannot be read; so does reading a
+        tensor with a number that is not finite in this precision."""
+        self._folder, self._dtype = folder, dtype
+        self._tensors = file_tensors(folder)
+        self._checked: set[str] = set()
+        self._left_out: set[str] = set()
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Be without these tensors from now on."""
+        self._left_out |= set(names)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._left_out:
+            raise KeyError(name)
+        tensor = self._tensors[name]
+        if name not in self._checked:
+            check_finite(name, tensor, self._dtype, self._folder)
+            self._checked.add(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if name not in self._left_out)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def check_complete(missing: Collection[str], folder: Path) -> None:
+    """Transformers initialises missing weights at random, so they must be an error here."""
+    if missing:
+        raise ModelError(
+            f"{folder}: the weight files lack {len(missing)} tensors, such as {min(missing)}: "
+            "copy the whole checkpoint"
+        )
+
+
+def check_used(
+    unexpected: Collection[str], tensors: Mapping[str, torch.Tensor], folder: Path
+) -> None:
+    """A tensor that the model does not have would be left out, so it must be an error here. Biases
+    of 0, which some quantised checkpoints have everywhere, and constants change nothing.
+
+    unexpected: names in the files. tensors: the files.
+    """
+    for name in sorted(unexpected):
+        is_zero = name.endswith(".bias") and name in tensors and not tensors[name].any()
+        if not is_zero and not CONSTANTS.search(name):
+            raise ModelError(
+                f"{folder}: the weight files have the tensor {name}, which the model of "
+                "config.json has not: use the config.json of this checkpoint, or another model"
+            )
+
+
+def check_tied(is_tied: bool, folder: Path) -> None:
+    """is_tied: whether the output layer of a model with tie_word_embeddings is its embedding."""
+    if not is_tied:
+        raise ModelError(
+            f"{folder}: the weight files have an output layer that is not the embedding: set "
+            "tie_word_embeddings in config.json to false"
+        )
+
+
+def check_finite(name: str, weight: torch.Tensor, dtype: torch.dtype, folder: Path) -> None:
+    """Non-finite logits would give empty texts without an error, so reject such weights. dtype: of
+    the products."""
+    if not weight.is_floating_point() or not weight.numel():
+        return
+    # The minimum and maximum are NaN if any weight is. This reads the weights once and makes no
+    # copy, unlike `isfinite`.
+    if not all(math.isfinite(value.to(dtype)) for value in weight.detach().aminmax()):
+        raise ModelError(
+            f"{folder}: the weights {name} are not all finite in "
+            f"{str(dtype).removeprefix('torch.')}: replace the file that holds them, or "
+            "set another dtype"
+        )
