@@ -61,8 +61,6 @@ def write(runner: OpenVinoRunner, jobs: Iterator[Job], ends: set[int], seed: int
             new = job.tokens[job.num_cached :]
             inputs.append(RowInput(row, job.num_cached, new, 1, job.start - job.num_cached))
         out = runner.forward(inputs)
-        assert out.hidden is not None
-        states = out.hidden.bfloat16().split([len(one.tokens) for one in inputs])
         logits, ids = out.logits.topk(NUM_TOP)
         temperatures = torch.tensor([job.temperature for job in rows.values()])[:, None]
         sharp = (logits / temperatures.clamp(min=1e-3)).softmax(-1)
@@ -70,7 +68,7 @@ def write(runner: OpenVinoRunner, jobs: Iterator[Job], ends: set[int], seed: int
         probs = logits.softmax(-1).half()
         for i, (row, job) in enumerate(list(rows.items())):
             job.num_cached = len(job.tokens)
-            job.states.append(states[i].clone())
+            job.states.append(out.states[i].bfloat16())
             job.tops.append((ids[i].int(), probs[i]))
             job.tokens.append(chosen[i])
             is_full = len(job.tokens) - job.start >= job.max_new

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
+from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RunnerConfig
@@ -69,7 +70,7 @@ def make_runner(kind: str, state_layers: tuple[int, ...] = ()) -> GraphRunner:
         model = AutoModelForCausalLM.from_config(
             make_config(kind), dtype=config.dtype, attn_implementation=ATTENTION_NAME
         )
-    return GraphRunner(model.eval(), config)
+    return GraphRunner(CausalModel(model.eval(), config), config)
 
 
 def capture_of(runner: GraphRunner) -> Capture:
@@ -94,7 +95,7 @@ def test_a_pass_can_be_captured(kind: str) -> None:
         lambda runner: runner._logits[runner._logits > 0],
         lambda runner: runner._staged.tolist(),
         lambda runner: runner._logits[0].copy_(torch.zeros(VOCAB_SIZE)),
-        lambda runner: runner._model.lm_head.weight.zero_(),
+        lambda runner: runner._model.model.lm_head.weight.zero_(),
     ],
     ids=["reads", "has a shape by data", "copies to the host", "uses the host", "writes a weight"],
 )

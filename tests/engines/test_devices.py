@@ -17,7 +17,7 @@ from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import DraftTask, Prefill, Verify
 from smartspec_py.engines.local import build as build_torch
-from smartspec_py.engines.local.devices import Placement, place
+from smartspec_py.engines.local.devices import Devices, place
 from smartspec_py.serving.intake import cache_budget
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
@@ -45,7 +45,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_where_models_are(two_gpus: None, engine: dict[str, Any], target: str, draft: str) -> None:
-    assert place(config(**engine)) == Placement(torch.device(target), torch.device(draft))
+    assert place(config(**engine)) == Devices(torch.device(target), torch.device(draft))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_distributions_of_drafts_move_to_the_target() -> None:
 def test_each_model_is_loaded_to_its_own_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    places = Placement(torch.device("cpu"), torch.device("cpu", 0))
+    places = Devices(torch.device("cpu"), torch.device("cpu", 0))
     monkeypatch.setattr(build_torch, "place", lambda config: places)
     limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64, prefill_chunk=8)
     pair = config(draft=str(PAIR / "draft"), num_threads=1, runtime="torch")

@@ -24,14 +24,8 @@ from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.local import eagle_proposer
 from smartspec_py.engines.local.eagle_proposer import EagleProposer
 from smartspec_py.engines.local.target import TorchTarget
-from smartspec_py.engines.runtimes.heads.eagle import (
-    EagleHead,
-    EagleRunner,
-    HeadInput,
-    is_eagle,
-    load_eagle,
-    read_config,
-)
+from smartspec_py.engines.runtimes.heads.eagle import EagleHead, is_eagle, load_eagle, read_config
+from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
 from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
@@ -206,7 +200,7 @@ RUNNERS = [EagleRunner, PaddedEagleRunner, OpenVinoEagleRunner]
 def runner_of(head: Path, config: RunnerConfig, kind: type[Runner] = EagleRunner) -> Runner:
     assert is_eagle(head)
     target = load_config(config.path, config.max_len)
-    return kind(load_eagle(head, read_config(head, target), config), config)  # type: ignore[call-arg, arg-type]
+    return kind(load_eagle(read_config(head, target), config), config)  # type: ignore[call-arg, arg-type]
 
 
 TOKENS = {2: [5, 9, 33, 0, 12, 7, 30, 3, 1], 0: [8, 8, 35, 21]}
@@ -218,15 +212,15 @@ def compare(runner: Runner, reference: Reference, first: int = 1) -> None:
     torch.manual_seed(2)
     states = {row: torch.randn(len(tokens), 3 * OF_TARGET) for row, tokens in TOKENS.items()}
     drafts = {2: [4, 6], 0: [9, 9]}
-    runner.forward([HeadInput(2, first, TOKENS[2][:5], 0, first=first, states=states[2][:5])])
+    runner.forward([RowInput(2, first, TOKENS[2][:5], 0, first=first, states=states[2][:5])])
     inputs: list[RowInput] = [
-        HeadInput(2, first + 5, TOKENS[2][5:], 1, first=first, states=states[2][5:]),
-        HeadInput(0, first, TOKENS[0], 1, first=first, states=states[0]),
+        RowInput(2, first + 5, TOKENS[2][5:], 1, first=first, states=states[2][5:]),
+        RowInput(0, first, TOKENS[0], 1, first=first, states=states[0]),
     ]
     found = [runner.forward(inputs).logits]
     for i in range(2):
         inputs = [
-            HeadInput(row, first + len(TOKENS[row]) + i, drafts[row][i : i + 1], 1, first=first)
+            RowInput(row, first + len(TOKENS[row]) + i, drafts[row][i : i + 1], 1, first=first)
             for row in TOKENS
         ]
         found.append(runner.forward(inputs).logits)
@@ -278,7 +272,7 @@ def test_a_head_that_shares_embedding_and_lm_head(tmp_path: Path, num_drafted: i
         "midlayer",
     )
     states = torch.randn(4, 3 * HIDDEN)
-    found = runner.forward([HeadInput(0, 1, TOKENS[0], 1, first=1, states=states)]).logits
+    found = runner.forward([RowInput(0, 1, TOKENS[0], 1, first=1, states=states)]).logits
     expected = reference.chain(TOKENS[0], states, [])
     step = ROWS // num_drafted
     torch.testing.assert_close(found[:, ::step], expected[:, :VOCAB], atol=1e-4, rtol=1e-4)

@@ -1,6 +1,6 @@
 """Padded passes in static buffers against packed ones, on a CPU as a dry run.
 
-The reference is `CausalRunner`, which pads nothing and which `test_torch_engine` holds against
+The reference is `PyTorchRunner`, which pads nothing and which `test_torch_engine` holds against
 Transformers. Only the test marked `gpu` captures and replays; the rest shows that what would be
 captured computes the same.
 """
@@ -20,9 +20,9 @@ from torch_models import (
     make_model,
 )
 
-from smartspec_py.engines.local.build import uses_graphs
+from smartspec_py.engines.local.load import uses_graphs
 from smartspec_py.engines.runtimes.pytorch.buckets import MAX_WIDTH
-from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
+from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
@@ -40,15 +40,15 @@ def make_pair(
     *,
     gives_hidden: bool = False,
     width: int = MAX_WIDTH,
-) -> tuple[CausalRunner, GraphRunner]:
+) -> tuple[PyTorchRunner, GraphRunner]:
     """The same model, plain and padded, each with a cache of its own. Passes of up to `width`
     tokens per row are captured."""
     config = RunnerConfig(
         Path("model"), CPU, torch.float32, num_rows, max_len, VOCAB_SIZE, gives_hidden
     )
-    padded = GraphRunner(ready(kind, config), config)
+    padded = GraphRunner(CausalModel(ready(kind, config), config), config)
     padded.warm(width)
-    return CausalRunner(ready(kind, config), config), padded
+    return PyTorchRunner(CausalModel(ready(kind, config), config), config), padded
 
 
 def ready(kind: str, config: RunnerConfig, noise: float = 0.0) -> Any:
@@ -61,7 +61,7 @@ def some_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCAB_SIZE) for _ in range(count)]
 
 
-def fill(rng: random.Random, runners: Sequence[CausalRunner], lengths: Sequence[int]) -> None:
+def fill(rng: random.Random, runners: Sequence[PyTorchRunner], lengths: Sequence[int]) -> None:
     """Read a prompt of each length, one a row, in chunks."""
     for row, length in enumerate(lengths):
         tokens = some_tokens(rng, length)
@@ -107,8 +107,8 @@ def test_hidden_states_are_those_of_a_packed_pass() -> None:
     fill(rng, [plain, padded], lengths)
     for _ in range(10):
         inputs = random_pass(rng, lengths, LONG)
-        expected, found = plain.forward(inputs).hidden, padded.forward(inputs).hidden
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        expected, found = plain.forward(inputs).states, padded.forward(inputs).states
+        torch.testing.assert_close([*found], [*expected], rtol=1e-4, atol=1e-4)
 
 
 def test_padding_changes_no_key() -> None:
@@ -161,7 +161,8 @@ def test_prompts_beside_rows_that_decode(states: dict[str, Any]) -> None:
     """Logits, states and keys are those of a packed pass, in the order of the inputs."""
     rng = random.Random(11)
     config = RunnerConfig(Path("model"), CPU, torch.float32, 6, LONG, VOCAB_SIZE, **states)
-    plain, padded = (kind(ready("llama", config), config) for kind in (CausalRunner, GraphRunner))
+    model = CausalModel(ready("llama", config), config)
+    plain, padded = PyTorchRunner(model, config), GraphRunner(model, config)
     padded.warm(8)
     fill(rng, [plain, padded], [20, 0, 300, 41, 0, 2])
     inputs = [
@@ -174,7 +175,7 @@ def test_prompts_beside_rows_that_decode(states: dict[str, Any]) -> None:
     expected, found = plain.forward(inputs), padded.forward(inputs)
     assert padded.num_replays == num_replays + 3
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.hidden, expected.hidden, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close([*found.states], [*expected.states], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(padded.cache.buffer, plain.cache.buffer, rtol=1e-4, atol=1e-4)
 
 
@@ -210,8 +211,8 @@ def test_captured_passes_on_a_gpu(kind: str) -> None:
     order. Tolerances are wider: another shape may take another kernel."""
     rng = random.Random(3)
     config = RunnerConfig(Path("model"), torch.device("cuda"), torch.float32, 6, LONG, VOCAB_SIZE)
-    plain = CausalRunner(ready(kind, config), config)
-    captured = GraphRunner(ready(kind, config), config)
+    model = CausalModel(ready(kind, config), config)
+    plain, captured = PyTorchRunner(model, config), GraphRunner(model, config)
     captured.warm(8)
     assert captured.is_padded
     assert not plain.is_padded

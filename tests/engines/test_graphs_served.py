@@ -16,6 +16,7 @@ from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.local import load
 from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
 from smartspec_py.engines.runtimes.pytorch.graphs import Graph, GraphRunner
 from smartspec_py.serving.server import Server
@@ -56,7 +57,7 @@ def served(engine: Engine, policy: str) -> list[list[int]]:
 def test_served_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Padded and with drafts, they are those of plain passes without drafts."""
     expected = served(build_torch.build_torch(CONFIG, LIMITS, tmp_path), "none")
-    monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
+    monkeypatch.setattr(load, "uses_graphs", lambda config, device: True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
     target, draft = engine.target.runner, engine.proposers[DRAFT_MODEL].runner
     for runner in (target, draft):
@@ -71,11 +72,11 @@ def test_a_model_that_cannot_be_captured_is_served_all_the_same(
 ) -> None:
     """A later capture of each model fails. The model is not loaded again."""
     loaded = []
-    load = build_torch.load_runner
+    load_runner = load.load_runner
 
     def counted(*args: Any) -> Any:
         loaded.append(args)
-        return load(*args)
+        return load_runner(*args)
 
     def fail(self: GraphRunner, bucket: Bucket) -> Graph:
         if bucket.num_rows == 1:
@@ -83,9 +84,9 @@ def test_a_model_that_cannot_be_captured_is_served_all_the_same(
         return captured(self, bucket)
 
     captured = GraphRunner._captured
-    monkeypatch.setattr(build_torch, "load_runner", counted)
+    monkeypatch.setattr(load, "load_runner", counted)
     monkeypatch.setattr(GraphRunner, "_captured", fail)
-    monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
+    monkeypatch.setattr(load, "uses_graphs", lambda config, device: True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
     assert len(loaded) == 2
     assert not engine.target.runner.buckets

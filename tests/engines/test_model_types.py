@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.checkpoints.supported import MODELS
 from smartspec_py.engines.runtimes.openvino.supported import can_write_out
-from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
+from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
 
@@ -82,7 +82,7 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
     model.load_state_dict(weights)
     model.set_attn_implementation(ATTENTION_NAME)
     own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
-    runners: list[Runner] = [CausalRunner(model, own)]
+    runners: list[Runner] = [PyTorchRunner(CausalModel(model, own), own)]
     if can_write_out(config):
         from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 

@@ -23,7 +23,7 @@ from smartspec_py.engines.local.cached_model import CachedModel
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.rows import RowTable
 from smartspec_py.engines.local.target import TorchTarget
-from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
+from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
 
@@ -101,7 +101,7 @@ def make_runner(
         from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
         return OpenVinoRunner(model, replace(config, kv_cache=kv_cache))
-    return CausalRunner(model, config)
+    return PyTorchRunner(CausalModel(model, config), config)
 
 
 def make_target(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.local import load
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.serving import build
 
@@ -150,9 +151,9 @@ def own(**changes: Any) -> RunnerConfig:
 
 
 def test_openvino_computes_where_it_can() -> None:
-    assert build_torch._openvino_runner(own(), "auto") is not None
-    assert build_torch._openvino_runner(own(), "openvino") is not None
-    assert build_torch._openvino_runner(own(), "torch") is None
+    assert load._openvino_runner(own(), "auto") is not None
+    assert load._openvino_runner(own(), "openvino") is not None
+    assert load._openvino_runner(own(), "torch") is None
 
 
 @pytest.mark.parametrize(
@@ -167,10 +168,10 @@ def test_openvino_is_refused_where_it_cannot_compute(
     changes: dict[str, Any], absent: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if absent:
-        monkeypatch.setattr(build_torch, absent, lambda _: None)
+        monkeypatch.setattr(load, absent, lambda _: None)
     with pytest.raises(ConfigError, match=f"engine.runtime: openvino cannot be used: {reason}"):
-        build_torch._openvino_runner(own(**changes), "openvino")
-    assert build_torch._openvino_runner(own(**changes), "auto") is None
+        load._openvino_runner(own(**changes), "openvino")
+    assert load._openvino_runner(own(**changes), "auto") is None
 
 
 def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(

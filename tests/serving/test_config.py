@@ -151,11 +151,11 @@ def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
 ) -> None:
     import torch
 
-    from smartspec_py.engines.local import build as build_torch
+    from smartspec_py.engines.local import devices
 
-    monkeypatch.setattr(build_torch, "cpu_has", lambda name: name in flags)
+    monkeypatch.setattr(devices, "cpu_has", lambda name: name in flags)
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))
-    found = build_torch.dtype_of("auto", torch.device("cpu"), tmp_path)
+    found = devices.dtype_of("auto", torch.device("cpu"), tmp_path)
     assert found == getattr(torch, expected)
 
 

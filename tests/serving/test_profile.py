@@ -36,7 +36,7 @@ from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate
 
 if TYPE_CHECKING:
-    from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
+    from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
     from smartspec_py.engines.runtimes.runner import PassOutput, RowInput
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
@@ -294,14 +294,15 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     import transformers
 
     from smartspec_py.engines.local import build as build_torch
+    from smartspec_py.engines.local import devices
 
     kept = tmp_path / "profiles"
     settings = {"dtype": "float32", "device": "cpu", "num_threads": 1, "runtime": "torch"}
     settings |= {"model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
     config = TorchEngineConfig.model_validate(settings | {"profile_cache": str(kept)})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    assert build_torch._device_name(torch.device("cuda")) == "NVIDIA H200"
-    monkeypatch.setattr(build_torch, "_device_name", lambda device: "NVIDIA H200")
+    assert devices._device_name(torch.device("cuda")) == "NVIDIA H200"
+    monkeypatch.setattr(devices, "_device_name", lambda device: "NVIDIA H200")
     limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64)
     engine = build_torch.build_torch(config, limits, tmp_path)
     assert engine.kernels.count("PyTorch, LlamaForCausalLM") == 2
@@ -456,19 +457,19 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
 
     from smartspec_py.engines.local.draft_model import DraftModelProposer
     from smartspec_py.engines.local.target import TorchTarget
-    from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner, load_runner
+    from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
     from smartspec_py.engines.runtimes.runner import RunnerConfig
 
     config = RunnerConfig(PAIR / "draft", torch.device("cpu"), torch.float32, 2, 32, VOCAB_SIZE)
     runner = load_runner(config)
-    forward, computed = CausalRunner.forward, []
+    forward, computed = PyTorchRunner.forward, []
 
-    def spied(self: CausalRunner, inputs: Sequence[RowInput]) -> PassOutput:
+    def spied(self: PyTorchRunner, inputs: Sequence[RowInput]) -> PassOutput:
         out = forward(self, inputs)
         computed.append(len(out.logits))
         return out
 
-    monkeypatch.setattr(CausalRunner, "forward", spied)
+    monkeypatch.setattr(PyTorchRunner, "forward", spied)
     for engine in (TorchTarget(runner, CAPABILITIES), DraftModelProposer(runner, 2, 4)):
         engine.time_pass(2, 5, 0, num_logits)
     assert computed == [num_computed] * 2

@@ -1,4 +1,5 @@
-"""The devices of the PyTorch engine's models, checked before anything is loaded.
+"""The devices of the local engine's models, checked before anything is loaded, and the precision
+of their products.
 
 Target and draft model may have different GPUs. Only token ids and, for sampled drafts, their
 distributions pass from one to the other. Heads are on the target's device. This project never ran a
@@ -7,19 +8,22 @@ pair on two GPUs.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.runtimes.machine import cpu_has
 
 if TYPE_CHECKING:
     from smartspec_py.config import TorchEngineConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Devices:
     """draft: also set without a draft model; then equal to target."""
 
     target: torch.device
@@ -29,19 +33,25 @@ class Placement:
         is_shared = self.draft == self.target
         return str(self.target) if is_shared else f"{self.target}, draft on {self.draft}"
 
+    @property
+    def kinds(self) -> str:
+        """Without their numbers. Costs do not depend on whether two models share one."""
+        kinds = [_device_name(self.target), _device_name(self.draft)]
+        return ", draft on ".join(dict.fromkeys(kinds))
 
-def place(config: TorchEngineConfig) -> Placement:
+
+def place(config: TorchEngineConfig) -> Devices:
     """Raises ConfigError, with the key, the value and the range."""
     target = _device("device", config.device)
     if config.draft_device is None:
-        return Placement(target, target)
+        return Devices(target, target)
     got = f"engine.json: engine.draft_device: got {config.draft_device!r}"
     if config.draft is None:
         raise ConfigError(f"{got}, but there is no engine.draft: leave it out")
     draft = _device("draft_device", config.draft_device)
     if "cpu" in (target.type, draft.type):
         raise ConfigError(f"{got}, but engine.device is {target}: two devices must be GPUs")
-    return Placement(target, draft)
+    return Devices(target, draft)
 
 
 def _device(key: str, name: str) -> torch.device:
@@ -65,3 +75,30 @@ def _device(key: str, name: str) -> torch.device:
             "CUDA devices: set another device, or cpu"
         )
     return torch.device("cuda", number)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def dtype_of(name: str, device: torch.device, model: Path) -> torch.dtype:
+    """The configured precision; for auto, that of the checkpoint. model: the folder of the target.
+
+    On a CPU, auto uses float32 instead of float16, and instead of bfloat16 if the processor has no
+    instructions for it. This loses no precision.
+    """
+    if name == "auto":
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        name = config.get("dtype") or config.get("torch_dtype") or "float32"
+        if device.type == "cpu" and not (name == "bfloat16" and cpu_has("avx512_bf16")):
+            name = "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def dtype_text(wanted: torch.dtype, used: torch.dtype) -> str:
+    """The precision in words, and why it is not the configured one."""
+    of_wanted, of_used = (str(one).removeprefix("torch.") for one in (wanted, used))
+    if used == wanted:
+        return of_used
+    return f"{of_used} (this processor has no instructions for {of_wanted})"

@@ -22,7 +22,6 @@ import torch
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import Draft, DraftTask
 from smartspec_py.engines.local.draft_model import Drafting, DraftModelProposer, DraftSequence
-from smartspec_py.engines.runtimes.heads.eagle import HeadInput
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 KEPT_STATES = 2048
@@ -123,6 +122,6 @@ class EagleProposer(DraftModelProposer):
     def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
         row, states = drafting.state.row, self._states[drafting.task.sequence]
         given = None if drafting.tokens else states.take(len(tokens))
-        return HeadInput(
+        return RowInput(
             row.index, row.num_cached, tokens, num_logits, first=states.first, states=given
         )

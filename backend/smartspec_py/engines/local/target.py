@@ -22,7 +22,6 @@ from smartspec_py.engines.decoding.sampling import (
     verify,
 )
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
-from smartspec_py.engines.runtimes.pytorch.packed import RowCache
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 logger = logging.getLogger(__name__)
@@ -107,16 +106,15 @@ class TorchTarget(CachedModel[_Sequence]):
         logits, scores = self._score_prompts(out.logits, items)
         results = iter(verify(logits, [item.request for item in items if item.request]))
         pass_s = time.perf_counter() - start
-        events, first = [], 0
-        for item in items:
-            result, hidden = next(results) if item.request else None, None
-            if out.hidden is not None:
-                if reported := self._reported(item, result):
-                    hidden = out.hidden[first + reported.start : first + reported.stop]
-                first += self._num_states(item.row_input)
-            events.append(self._settle(item, result, pass_s, hidden))
+        states_of: Sequence[torch.Tensor | None] = out.states or [None] * len(items)
+        events = []
+        for item, states in zip(items, states_of, strict=True):
+            result = next(results) if item.request else None
+            reported = None if states is None else _reported(states, item, result)
+            event = self._settle(item, result, pass_s, reported)
             if item.sequence in scores:
-                events[-1] = events[-1]._replace(prompt_log_probs=scores[item.sequence])
+                event = event._replace(prompt_log_probs=scores[item.sequence])
+            events.append(event)
         return events
 
     def cancel(self, sequence: SequenceId) -> None:
@@ -125,18 +123,6 @@ class TorchTarget(CachedModel[_Sequence]):
     def release(self, sequence: SequenceId) -> None:
         del self._sequences[sequence]
         self._free(sequence)
-
-    def _num_states(self, row_input: RowInput) -> int:
-        """Number of states that a pass returns for this input."""
-        has_all = self.runner.config.state_layers
-        return len(row_input.tokens) if has_all else row_input.num_logits
-
-    def _reported(self, item: _Item, result: VerifyResult | None) -> range:
-        """Which of the item's states the proposers get: those of tokens that are new and final."""
-        if item.request is not None and item.request.drafts and result is not None:
-            return range(result.num_accepted + 1)
-        num_again = item.num_again if self.runner.config.state_layers else 0
-        return range(num_again, self._num_states(item.row_input))
 
     def _item(self, work: Work) -> _Item:
         state = self._sequences[work.sequence]
@@ -171,7 +157,6 @@ class TorchTarget(CachedModel[_Sequence]):
         row, grammar = state.row, state.sampling.grammar
         if grammar is not None and grammar.error:
             return Event(sequence, error=grammar.error)
-        # Attention also multiplies the values that it masks, and 0 times NaN is NaN.
         self.runner.cache.clear_row(row.index)
         row.tokens, row.num_cached = (), 0
         logger.error("sequence %d: %s", sequence, NOT_FINITE)
@@ -215,9 +200,8 @@ class TorchTarget(CachedModel[_Sequence]):
             state.row.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden)
         num_drafts = len(item.request.drafts)
-        if not result.tokens and num_drafts and isinstance(self.runner.cache, RowCache):
-            # PyTorch multiplies the values of masked keys by 0, and 0 times NaN is NaN. So one
-            # draft that overflows makes all logits of its row NaN.
+        if not result.tokens and num_drafts and self.runner.cache.spreads_nan:
+            # The draft that overflows may not be the first: verify none.
             self.runner.cache.clear_row(state.row.index, item.row_input.position)
             [event] = self._run([Verify(item.sequence, ())])
             return event._replace(num_drafted=num_drafts)
@@ -236,3 +220,14 @@ class TorchTarget(CachedModel[_Sequence]):
             log_probs=result.log_probs,
             hidden=hidden,
         )
+
+
+def _reported(
+    states: torch.Tensor, item: _Item, result: VerifyResult | None
+) -> torch.Tensor | None:
+    """Those of the item's states that the proposers get: of tokens that are new and final. None if
+    there are none."""
+    if item.request is not None and item.request.drafts and result is not None:
+        return states[: result.num_accepted + 1]
+    num_new = min(len(states), len(item.row_input.tokens) - item.num_again)
+    return states[len(states) - num_new :] if num_new else None

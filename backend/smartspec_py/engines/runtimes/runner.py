@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from smartspec_py.engines.checkpoints.config import key_shape
+
+PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
 
 SCALE_BYTES = 8
 """Of the scale and the zero of a head's key or value in a cache of 8 bits, in float32."""
@@ -42,8 +45,13 @@ class RunnerConfig:
     num_threads: int = 1
 
     @property
+    def weights_text(self) -> str:
+        """What to say of the weights behind the name of the runtime."""
+        return "" if self.weights == "stored" else f", {self.weights} weights"
+
+    @property
     def cache_text(self) -> str:
-        """What to say of the cache behind the name of the runtime."""
+        """What to say of the cache there."""
         return ", 8-bit KV cache" if self.kv_cache == "u8" else ""
 
 
@@ -51,7 +59,8 @@ class RunnerConfig:
 class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
     `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
-    `runtimes.openvino.runner`. first: the row's first slot with a key, see `heads.eagle`."""
+    `runtimes.openvino.runner`. first: the row's first slot with a key, and states: one for each
+    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`."""
 
     row: int
     position: int
@@ -59,6 +68,7 @@ class RowInput:
     num_logits: int
     num_prompt: int = 0
     first: int = 0
+    states: torch.Tensor | None = None
 
     @property
     def positions(self) -> range:
@@ -68,27 +78,53 @@ class RowInput:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """The result of a pass, for each requested position, in the order of the inputs.
+    """The result of a pass.
 
-    logits: [n, vocab_size], float32. hidden: [n, width], the states from which the logits were
-    computed; None unless the runner returns them. With `RunnerConfig.state_layers`, hidden has the
-    inputs of these layers for every token of the inputs.
+    logits: [n, vocab_size], float32, of the wanted positions of each input, in the order of the
+    inputs. states: of each input [m, width]; empty unless the runner returns them. With
+    `RunnerConfig.gives_hidden`, those from which its logits were computed. With `state_layers`, the
+    inputs of these layers for each of its tokens.
     """
 
     logits: torch.Tensor
-    hidden: torch.Tensor | None = None
+    states: Sequence[torch.Tensor] = ()
+
+
+Parts = list[tuple[int, RowInput]]
+"""Inputs of one pass, or parts of them, each with the index of its input."""
+
+
+def joined(passes: Sequence[Parts], outputs: Sequence[PassOutput]) -> PassOutput:
+    """The output of one pass over all inputs, of which these passes computed the parts. Parts of
+    an input are in the order of its tokens."""
+    logits: dict[int, list[torch.Tensor]] = defaultdict(list)
+    states: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for parts, output in zip(passes, outputs, strict=True):
+        indices = [index for index, _ in parts]
+        rows = torch.split(output.logits, [part.num_logits for _, part in parts])
+        for index, some in zip(indices, rows, strict=True):
+            logits[index].append(some)
+        for index, some in zip(indices, output.states, strict=False):
+            states[index].append(some)
+    return PassOutput(
+        torch.cat([some for index in sorted(logits) for some in logits[index]]),
+        [torch.cat(states[index]) for index in sorted(states)],
+    )
 
 
 class RowStore(Protocol):
-    """Keys and values, organised by rows. free_bytes: what rows without a sequence may keep."""
+    """Keys and values, organised by rows. free_bytes: what rows without a sequence may keep.
+    spreads_nan: whether attention multiplies the values that it masks, so that one NaN in a row
+    makes all logits of the row NaN."""
 
     free_bytes: float
+    spreads_nan: bool
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens."""
 
-    def clear_row(self, row: int) -> None:
-        """Set the keys and values of the row to 0."""
+    def clear_row(self, row: int, first: int = 0) -> None:
+        """Set the keys and values of the row to 0, from this token on."""
 
     def drop_row(self, row: int, num_kept: int = 0) -> None:
         """Give memory back that the row does not need for its first num_kept tokens."""
@@ -96,6 +132,9 @@ class RowStore(Protocol):
 
 class Runner(ABC):
     """A loaded model and its cache. Not thread-safe: only the loop may use it."""
+
+    runtime: ClassVar[str]
+    """The name of the library that computes the model: PYTORCH or OPENVINO."""
 
     cache: RowStore
 
@@ -127,6 +166,16 @@ class Runner(ABC):
     @abstractmethod
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         """Run one pass over all inputs, and write their keys and values to their rows."""
+
+    def _by_input(
+        self, states: torch.Tensor | None, inputs: Sequence[RowInput]
+    ) -> Sequence[torch.Tensor]:
+        """`PassOutput.states` of states that follow each other in the order of the inputs."""
+        if states is None:
+            return ()
+        has_all = bool(self.config.state_layers)
+        counts = [len(one.tokens) if has_all else one.num_logits for one in inputs]
+        return torch.split(states, counts)
 
     def release(self) -> None:  # noqa: B027
         """Give back memory that only timed passes needed. The contents of all rows are lost."""

@@ -14,8 +14,8 @@ Two layouts are read: that of the EAGLE project (`midlayer.`) and that of specul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,15 +34,13 @@ from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tens
 from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
 from smartspec_py.engines.checkpoints.supported import ROTATIONS, ModelError
 from smartspec_py.engines.checkpoints.tensors import check_finite
-from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
-from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
     PackedBatch,
     PassAttention,
     RowCache,
 )
-from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING_NAMES = ("model.embed_tokens.weight",)
@@ -53,9 +51,10 @@ NOT_WEIGHTS = ("d2t", "t2d", "verifier_")
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """layer: of the head's decoder layer. layer_ids: the target's layers whose inputs it reads.
-    num_drafted: tokens of its vocabulary. The flags are those of speculators."""
+    """folder: of the head. layer: of its decoder layer. layer_ids: the target's layers whose inputs
+    it reads. num_drafted: tokens of its vocabulary. The flags are those of speculators."""
 
+    folder: Path
     layer: LlamaConfig
     layer_ids: tuple[int, ...]
     num_drafted: int
@@ -90,6 +89,7 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
             f"layers 0 to {target.num_hidden_layers - 1}: set {LAYER_IDS} in its config.json"
         )
     return EagleConfig(
+        folder=folder,
         layer=layer,
         layer_ids=layer_ids,
         num_drafted=document.get("draft_vocab_size") or target.vocab_size,
@@ -143,10 +143,13 @@ def _check_supported(
 
 
 class EagleHead(torch.nn.Module):
-    """The head on packed tokens. `config` is that of its layer.
+    """The head as a `PackedModel`. `config` is that of its layer, with the target's vocabulary.
 
     token_ids: the target's token of each row of the LM head; None if these are the first tokens.
     """
+
+    config: LlamaConfig
+    reads_states: bool = True
 
     def __init__(self, weights: Any, config: EagleConfig, token_ids: torch.Tensor | None) -> None:
         """weights: a result of `_module` with its weights."""
@@ -170,11 +173,11 @@ class EagleHead(torch.nn.Module):
         fused: torch.Tensor = self.parts.fc(states)
         return fused
 
-    def forward(
-        self, packed: PackedBatch, cache: RowCache, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """states: fused or the head's own, [N, hidden_size]. For the wanted tokens: logits of the
-        head's vocabulary, and the states to feed back."""
+    def forward(self, packed: PackedBatch, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PackedModel`. The states that it reads are fused or its own, [N, hidden_size]; those
+        that it returns are to be fed back."""
+        states = packed.states
+        assert states is not None
         layer = self.parts.layers[0]
         normed = layer.hidden_norm(states)
         embedded = layer.input_layernorm(self.parts.embed_tokens(packed.token_ids[0]))
@@ -190,24 +193,25 @@ class EagleHead(torch.nn.Module):
         own = (residual + attended[0]).index_select(0, packed.wanted)
         own = own + layer.mlp(layer.post_attention_layernorm(own))
         normed = self.parts.norm(own)
-        return self.parts.lm_head(normed), normed if self.of.norm_output else own
+        logits = self.all_logits(self.parts.lm_head(normed).float())
+        return logits, normed if self.of.norm_output else own
 
-    def all_logits(self, drafted: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    def all_logits(self, drafted: torch.Tensor) -> torch.Tensor:
         """Logits of the target's vocabulary. Tokens that the head lacks are never drafted."""
         if self.token_ids is None:
             return drafted
-        found = drafted.new_full((len(drafted), vocab_size), -torch.inf)
+        found = drafted.new_full((len(drafted), self.config.vocab_size), -torch.inf)
         found[:, self.token_ids] = drafted
         return found
 
 
-def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleHead:
+def load_eagle(config: EagleConfig, own: RunnerConfig) -> EagleHead:
     """Load the head of a target.
 
     own: how it is run; `path` is the directory of the target. Raises ModelError, which names what
     does not fit.
     """
-    target = load_config(own.path, own.max_len)
+    folder, target = config.folder, load_config(own.path, own.max_len)
     tensors = {
         name.replace("midlayer.", "layers.0."): tensor
         for name, tensor in load_tensors(folder, FILES, "EAGLE head").items()
@@ -218,6 +222,7 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleHea
         if f"{name}.weight" not in weights:
             of_target = target_tensor(folder, own.path, names, name)
             weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
+    config.layer.vocab_size = min(own.vocab_size, target.vocab_size)
     module = _module(config, target)
     placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
     for name, tensor in placed.items():
@@ -284,83 +289,3 @@ def _module(config: EagleConfig, target: Any) -> Any:
             setattr(only.self_attn, name, new)
         made.layers = torch.nn.ModuleList([only])
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class HeadInput(RowInput):
-    """states: of the target, one per token, at the token before it; None uses the state that the
-    row's last pass returned."""
-
-    states: torch.Tensor | None = None
-
-
-class OwnStates:
-    """The state that the head returned last, for each row."""
-
-    def __init__(
-        self, fuse: Callable[[torch.Tensor], torch.Tensor], width: int, config: RunnerConfig
-    ) -> None:
-        """fuse: see `EagleHead`. width: of a state."""
-        self._fuse = fuse
-        shape = config.num_rows, width
-        self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
-
-    def inputs(self, inputs: Sequence[RowInput]) -> torch.Tensor:
-        """One state per token, [N, hidden_size]. Either all inputs have states of the target or
-        none has."""
-        given = [one.states for one in inputs if isinstance(one, HeadInput)]
-        known = [states for states in given if states is not None]
-        if known:
-            assert len(known) == len(inputs), "only some inputs have states of the target"
-            return self._fuse(torch.cat(known).to(self._states))
-        return self._states[[one.row for one in inputs for _ in one.tokens]]
-
-    def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
-        """states: one for each wanted token, in the order of the inputs."""
-        rows = [one.row for one in inputs for _ in range(one.num_logits)]
-        self._states[rows] = states.to(self._states)
-
-
-class EagleRunner(GraphRunner):
-    """An EAGLE-3 head and its cache, computed by PyTorch."""
-
-    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
-        super().__init__(head, replace(config, gives_hidden=True))
-        self.states = OwnStates(head.fuse, head.config.hidden_size, config)
-
-    @property
-    def _vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    def _allocate(self, num_logits: int, num_tokens: int) -> None:
-        super()._allocate(num_logits, num_tokens)
-        self._given = self._hidden.clone()
-        """The states that a replay reads, one for each token."""
-
-    @torch.inference_mode()
-    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        output = super().forward(inputs)
-        assert output.hidden is not None
-        self.states.keep(inputs, output.hidden)
-        return output
-
-    def _launched(self, inputs: Sequence[RowInput], packed: PackedBatch) -> PassOutput:
-        by_row = {one.row: one for one in inputs}
-        given = self.states.inputs([by_row[row] for row in packed.firsts])
-        return self._with_states(packed, given)
-
-    def _replayed(self, inputs: Sequence[RowInput], bucket: Bucket) -> PassOutput:
-        firsts = [0 if bucket.is_long else one.row * bucket.width for one in inputs]
-        counts = [len(one.tokens) for one in inputs]
-        places = [
-            i for first, num in zip(firsts, counts, strict=True) for i in range(first, first + num)
-        ]
-        self._given[places] = self.states.inputs(inputs)
-        return super()._replayed(inputs, bucket)
-
-    def _run(self, packed: PackedBatch) -> PassOutput:
-        return self._with_states(packed, self._given[: packed.token_ids.shape[1]])
-
-    def _with_states(self, packed: PackedBatch, states: torch.Tensor) -> PassOutput:
-        drafted, own = self._model(packed, self.cache, states)
-        return PassOutput(self._model.all_logits(drafted.float(), self.config.vocab_size), own)

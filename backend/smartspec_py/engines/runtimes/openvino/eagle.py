@@ -15,7 +15,8 @@ import openvino as ov
 import openvino.opset15 as op
 import torch
 
-from smartspec_py.engines.runtimes.heads.eagle import EagleHead, OwnStates
+from smartspec_py.engines.runtimes.heads.eagle import EagleHead
+from smartspec_py.engines.runtimes.heads.eagle_runner import OwnStates
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph, _int, _parameter
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
@@ -79,7 +80,7 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         super().__init__(head, config, Weights(head.parts.state_dict()), most_copies=1)
         fusion = ov.Core().compile_model(self._fusion, "CPU", self._settings)
         self._fused = fusion.create_infer_request()
-        self._head, self.states = head, OwnStates(self._fuse, head.config.hidden_size, config)
+        self._head, self._states = head, OwnStates(self._fuse, head.config.hidden_size, config)
         self._num_drafted = head.parts.lm_head.out_features
 
     def _build(self, graph: DecoderGraph, model: EagleHead) -> ov.Model:
@@ -97,7 +98,7 @@ class OpenVinoEagleRunner(OpenVinoRunner):
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
-        given = self.states.inputs(inputs).float().numpy()
+        given = self._states.given(inputs).float().numpy()
         request = self._copies[0].request
         request.set_tensor(STATES, ov.Tensor(given))
         ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
@@ -113,6 +114,6 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         for i, one in enumerate((drafted, states)):
             request.set_output_tensor(i, ov.Tensor(one.numpy(), shared_memory=True))
         request.infer(share_outputs=True)
-        self.states.keep(inputs, states[:num])
+        self._states.keep(inputs, states[:num])
         self.passes_s += time.perf_counter() - start
-        return PassOutput(self._head.all_logits(drafted[:num], self.config.vocab_size))
+        return PassOutput(self._head.all_logits(drafted[:num]))

@@ -24,7 +24,7 @@ import contextlib
 import math
 import mmap
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import attrgetter
@@ -52,7 +52,15 @@ from smartspec_py.engines.runtimes.openvino.graph import (
     cache_names,
 )
 from smartspec_py.engines.runtimes.openvino.weights import Weights
-from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner, RunnerConfig
+from smartspec_py.engines.runtimes.runner import (
+    OPENVINO,
+    Parts,
+    PassOutput,
+    RowInput,
+    Runner,
+    RunnerConfig,
+    joined,
+)
 
 GROUPS = (128, 64, 32)
 """With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
@@ -92,10 +100,6 @@ HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
 
 
-Parts = list[tuple[int, RowInput]]
-"""Parts of the inputs of a pass, each with the index of its input."""
-
-
 @dataclass(slots=True)
 class _Copy:
     """A compiled copy of the graph. num_tokens: of its last pass, with padding."""
@@ -108,6 +112,7 @@ class OpenVinoRunner(Runner):
     """A model that OpenVINO compiled. config.dtype: the precision of the products. It becomes
     float32 if the processor lacks this precision."""
 
+    runtime = OPENVINO
     cache: BlockCache
     _graph_class = DecoderGraph
 
@@ -178,8 +183,8 @@ class OpenVinoRunner(Runner):
 
     @property
     def about(self) -> str:
-        weights = f", {self.config.weights} weights" if self.config.weights != "stored" else ""
-        return f"OpenVINO {ov.get_version().split('-')[0]}{weights}{self.config.cache_text}"
+        version = ov.get_version().split("-")[0]
+        return f"{OPENVINO} {version}{self.config.weights_text}{self.config.cache_text}"
 
     @property
     def bytes_per_token(self) -> int:
@@ -191,23 +196,14 @@ class OpenVinoRunner(Runner):
         passes = self._passes(inputs)
         if len(passes) == 1:
             return self._pass(inputs)
-        outputs = [self._pass([part for _, part in parts]) for parts in passes]
-        logits = _joined(passes, [out.logits for out in outputs], lambda part: part.num_logits)
-        states = [out.hidden for out in outputs if out.hidden is not None]
-        if not states:
-            return PassOutput(logits)
-        has_all = bool(self.config.state_layers)
-        return PassOutput(
-            logits,
-            _joined(passes, states, lambda one: len(one.tokens) if has_all else one.num_logits),
-        )
+        return joined(passes, [self._pass([part for _, part in parts]) for parts in passes])
 
-    def _passes(self, inputs: Sequence[RowInput]) -> list[Parts]:
+    def _passes(self, inputs: Sequence[RowInput]) -> Sequence[Parts]:
         """What each pass computes. If an input has tokens of both kinds, those of its prompt come
         first: in one pass, OpenVINO gives wrong results for a sequence that shares blocks with one
         of several tokens. See MOST_TOKENS."""
-        first: Parts = []
-        second: Parts = []
+        first: list[tuple[int, RowInput]] = []
+        second: list[tuple[int, RowInput]] = []
         for index, one in enumerate(inputs):
             if 1 < one.num_prompt < len(one.tokens):
                 prompt, rest = _cut(one, one.num_prompt)
@@ -246,7 +242,7 @@ class OpenVinoRunner(Runner):
             hidden = hidden[: ends[-1] if layers else len(wanted)]
         request.infer(share_outputs=True)  # else it also copies them
         self.passes_s += time.perf_counter() - start
-        return PassOutput(logits[: len(wanted)], hidden)
+        return PassOutput(logits[: len(wanted)], self._by_input(hidden, inputs))
 
     @property
     def ready_sizes(self) -> Collection[int]:
@@ -312,13 +308,15 @@ def _cut(one: RowInput, num: int) -> tuple[RowInput, RowInput]:
     num_rest = len(one.tokens) - num
     num_logits = max(0, one.num_logits - num_rest)
     num_prompt = min(num, one.num_prompt)
-    return (
-        RowInput(one.row, one.position, one.tokens[:num], num_logits, num_prompt),
-        RowInput(
-            one.row, one.position + num, one.tokens[num:], one.num_logits - num_logits,
-            one.num_prompt - num_prompt,
-        ),
-    )  # fmt: skip
+    head = replace(one, tokens=one.tokens[:num], num_logits=num_logits, num_prompt=num_prompt)
+    rest = replace(
+        one,
+        position=one.position + num,
+        tokens=one.tokens[num:],
+        num_logits=one.num_logits - num_logits,
+        num_prompt=one.num_prompt - num_prompt,
+    )
+    return head, rest
 
 
 def _bounded(parts: Parts, most: int) -> list[Parts]:
@@ -337,18 +335,6 @@ def _bounded(parts: Parts, most: int) -> list[Parts]:
         passes[-1].append((index, one))
         room -= len(one.tokens)
     return passes
-
-
-def _joined(
-    passes: Sequence[Parts], found: Sequence[torch.Tensor], num: Callable[[RowInput], int]
-) -> torch.Tensor:
-    """The rows that the passes found, in the order of the inputs. num: of the rows of a part."""
-    of_input: dict[int, list[torch.Tensor]] = {}
-    for parts, rows in zip(passes, found, strict=True):
-        each = torch.split(rows, [num(part) for _, part in parts])
-        for (index, _), some in zip(parts, each, strict=True):
-            of_input.setdefault(index, []).append(some)
-    return torch.cat([rows for index in sorted(of_input) for rows in of_input[index]])
 
 
 def _parts(one: RowInput) -> list[RowInput]:
@@ -387,6 +373,7 @@ class BlockCache:
     maximum length needs."""
 
     free_bytes = FREE_BYTES
+    spreads_nan = False
 
     def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
         self._per_row = -(-config.max_len // BLOCK_LEN)
@@ -446,11 +433,12 @@ class BlockCache:
             by_block = _bytes(tensor)
             by_block[written.start : written.stop] = by_block[read.start : read.stop]
 
-    def clear_row(self, row: int) -> None:
-        """See `RowStore`."""
+    def clear_row(self, row: int, first: int = 0) -> None:
+        """See `RowStore`. Whole blocks are cleared, so `first` must begin one."""
+        assert first % BLOCK_LEN == 0
         blocks = self.blocks(row, self._per_row * BLOCK_LEN)
         for tensor in self.tensors.values():
-            _bytes(tensor)[blocks.start : blocks.stop] = 0
+            _bytes(tensor)[blocks.start + first // BLOCK_LEN : blocks.stop] = 0
 
 
 def _bytes(tensor: ov.Tensor) -> Any:

@@ -1,11 +1,10 @@
-"""A causal language model of Hugging Face that PyTorch runs: loading it, and its passes."""
+"""Passes that PyTorch runs, and the causal language models of Hugging Face."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
@@ -30,6 +29,7 @@ from smartspec_py.engines.runtimes.pytorch.packed import (
     pack,
 )
 from smartspec_py.engines.runtimes.runner import (
+    PYTORCH,
     PassOutput,
     RowInput,
     Runner,
@@ -38,59 +38,83 @@ from smartspec_py.engines.runtimes.runner import (
 )
 
 
-class CausalRunner(Runner):
-    """A model that PyTorch runs."""
+class PackedModel(Protocol):
+    """What a pass of PyTorch computes: a `torch.nn.Module`.
 
-    cache: RowCache
+    config: a Transformers config, which describes its cache, its states and its logits.
+    reads_states: whether it reads `PackedBatch.states`, of the width of its own states.
+    """
+
+    config: Any
+    reads_states: bool
+
+    def __call__(
+        self, packed: PackedBatch, cache: RowCache
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [M, vocab_size] of the wanted tokens, and states as in `PassOutput`, in the order
+        of the packed tokens. Does not wait for the device."""
+        ...
+
+
+class CausalModel(torch.nn.Module):
+    """A causal language model of Transformers, with the engine's attention."""
+
+    reads_states = False
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
-        """model: of Transformers, with the engine's attention."""
+        super().__init__()
+        self.config, self.model = model.config, model
+        self._vocab_size, self._layers = config.vocab_size, config.state_layers
+        self._gives_hidden = config.gives_hidden or bool(config.state_layers)
+
+    def forward(
+        self, packed: PackedBatch, cache: RowCache
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `PackedModel`."""
+        cache.slots = packed.slots
+        out = self.model(
+            input_ids=packed.token_ids,
+            position_ids=packed.positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=packed.wanted,
+            attention=PassAttention(packed, cache),
+            output_hidden_states=self._gives_hidden,
+        )
+        logits = out.logits[0, :, : self._vocab_size].float()
+        if not self._gives_hidden:
+            return logits, None
+        states = out.hidden_states  # the input of each layer, and the last one after the norm
+        if self._layers:
+            return logits, torch.cat([states[i][0] for i in self._layers], -1)
+        return logits, states[-1][0, packed.wanted]
+
+
+class PyTorchRunner(Runner):
+    """A model that PyTorch runs, kernel by kernel."""
+
+    runtime = PYTORCH
+    cache: RowCache
+
+    def __init__(self, model: PackedModel, config: RunnerConfig) -> None:
         super().__init__(config)
         self._model = model
         self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
 
     @property
     def about(self) -> str:
-        return f"PyTorch, {type(self._model).__name__}"
+        return f"{PYTORCH}, {type(getattr(self._model, 'model', self._model)).__name__}"
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
-        config = self.config
-        packed = pack(inputs, config.max_len, config.device)
-        output = self._launched(inputs, packed)
-        if output.hidden is not None and config.state_layers:
-            states = [output.hidden[packed.tokens_of(one)] for one in inputs]
-            output = replace(output, hidden=torch.cat(states))
+        packed = pack(inputs, self.config.max_len, self.config.device)
+        logits, states = self._model(packed, self.cache)
+        by_input = self._by_input(states, inputs)
+        if states is not None and self.config.state_layers:
+            by_input = [states[packed.tokens_of(one)] for one in inputs]
         self.passes_s += time.perf_counter() - start
-        return output
-
-    def _launched(self, inputs: Sequence[RowInput], packed: PackedBatch) -> PassOutput:
-        """Launch the pass over the packed inputs kernel by kernel."""
-        return self._run(packed)
-
-    def _run(self, packed: PackedBatch) -> PassOutput:
-        """Run the model on tokens that are on the device, without waiting for the result. States
-        for every token are in the order of the packed tokens."""
-        layers = self.config.state_layers
-        gives_hidden = self.config.gives_hidden or bool(layers)
-        self.cache.slots = packed.slots
-        out = self._model(
-            input_ids=packed.token_ids,
-            position_ids=packed.positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=packed.wanted,
-            attention=PassAttention(packed, self.cache),
-            output_hidden_states=gives_hidden,
-        )
-        logits = out.logits[0, :, : self.config.vocab_size].float()
-        if not gives_hidden:
-            return PassOutput(logits)
-        states = out.hidden_states  # the input of each layer, and the last one after the norm
-        if layers:
-            return PassOutput(logits, torch.cat([states[i][0] for i in layers], -1))
-        return PassOutput(logits, states[-1][0, packed.wanted])
+        return PassOutput(logits, by_input)
 
     @property
     def bytes_per_token(self) -> int:
@@ -99,10 +123,10 @@ class CausalRunner(Runner):
 
 
 def load_runner(
-    config: RunnerConfig, runner_class: type[CausalRunner] = CausalRunner
-) -> CausalRunner:
+    config: RunnerConfig, runner_class: type[PyTorchRunner] = PyTorchRunner
+) -> PyTorchRunner:
     """Load weights from a local directory. Raises ModelError if the engine cannot serve them."""
-    return runner_class(load_model(config), config)
+    return runner_class(CausalModel(load_model(config), config), config)
 
 
 def load_model(config: RunnerConfig) -> Any:

@@ -22,9 +22,9 @@ ROTATION = "apply_rotary_pos_emb"
 """The function that rotates queries and keys, in the file of each family."""
 
 
-def fuse(model: Any) -> None:
-    """Compile these parts of a model of Transformers, or of a head. They are compiled by the first
-    passes. Without a compiler, the model stays as it is."""
+def compile_parts(model: Any) -> None:
+    """Compile these parts of a model of Transformers, or of a head, in its first passes. Without a
+    compiler, the model stays as it is."""
     try:
         torch.compile(torch.neg)(torch.ones(2, device="cuda"))
     except Exception as error:  # whatever the compiler raises

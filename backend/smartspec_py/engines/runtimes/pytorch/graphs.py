@@ -43,10 +43,15 @@ from smartspec_py.engines.runtimes.pytorch.buckets import (
     make_buckets,
     make_long_buckets,
 )
-from smartspec_py.engines.runtimes.pytorch.causal import CausalRunner
-from smartspec_py.engines.runtimes.pytorch.compiled import fuse
-from smartspec_py.engines.runtimes.pytorch.packed import AttentionGroup, PackedBatch, attention_mask
-from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
+from smartspec_py.engines.runtimes.pytorch.causal import PackedModel, PyTorchRunner
+from smartspec_py.engines.runtimes.pytorch.compiled import compile_parts
+from smartspec_py.engines.runtimes.pytorch.packed import (
+    AttentionGroup,
+    PackedBatch,
+    attention_mask,
+    states_of,
+)
+from smartspec_py.engines.runtimes.runner import Parts, PassOutput, RowInput, RunnerConfig, joined
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +67,10 @@ Graph = Callable[[], None]
 """Runs a captured pass over the contents of the static buffers."""
 
 
-class GraphRunner(CausalRunner):
-    """A `CausalRunner` whose passes are padded and captured, once it is warm."""
+class GraphRunner(PyTorchRunner):
+    """A `PyTorchRunner` whose passes are padded and captured, once it is warm."""
 
-    def __init__(self, model: Any, config: RunnerConfig) -> None:
+    def __init__(self, model: PackedModel, config: RunnerConfig) -> None:
         super().__init__(model, config)
         self.buckets: list[Bucket] = []
         """The captured ones for rows that decode, ascending."""
@@ -94,7 +99,7 @@ class GraphRunner(CausalRunner):
         buckets = make_buckets(config.num_rows, config.max_len, max_width)
         long = make_long_buckets(config.max_len)
         if self._pool is not None:
-            fuse(self._model)
+            compile_parts(self._model)
         try:
             self._allocate(buckets[-1].num_tokens, max(one.num_tokens for one in buckets + long))
             self._graphs = {one: self._captured(one) for one in reversed([*buckets, *long])}
@@ -124,66 +129,62 @@ class GraphRunner(CausalRunner):
         num_states = len(config.state_layers) or int(config.gives_hidden)
         hidden_size = num_states * self._model.config.hidden_size
         self._hidden = torch.zeros(num_tokens, hidden_size, dtype=config.dtype, device=device)
+        self._given = torch.zeros_like(self._hidden) if self._model.reads_states else None
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        parts = self._parts(inputs)
-        if not parts:
+        replays = self._replays(inputs)
+        if not replays:
             with sdpa_kernel(FOR_ANY_SHAPE):
                 return super().forward(inputs)
         start = time.perf_counter()
-        outputs = [self._replayed([inputs[i] for i in part], bucket) for part, bucket in parts]
-        if len(parts) == 1:
-            output = outputs[0]
-        else:
-            output = _joined(inputs, [part for part, _ in parts], outputs, self._has_all_states)
+        passes = [parts for parts, _ in replays]
+        outputs = [self._replayed([one for _, one in parts], bucket) for parts, bucket in replays]
+        output = outputs[0] if len(outputs) == 1 else joined(passes, outputs)
         self.passes_s += time.perf_counter() - start
         return output
 
-    def _parts(self, inputs: Sequence[RowInput]) -> list[tuple[list[int], Bucket]]:
-        """The replays of a pass: indices of their inputs, and their bucket. Empty if the pass must
-        be launched kernel by kernel."""
+    def _replays(self, inputs: Sequence[RowInput]) -> list[tuple[Parts, Bucket]]:
+        """The replays of a pass. Empty if it must be launched kernel by kernel."""
         if not self.buckets:
             return []
-        long = [i for i, one in enumerate(inputs) if len(one.tokens) > self._most]
-        short = [i for i, one in enumerate(inputs) if len(one.tokens) <= self._most]
-        if any(inputs[i].num_logits > 1 for i in long):
+        long = [(i, one) for i, one in enumerate(inputs) if len(one.tokens) > self._most]
+        short = [(i, one) for i, one in enumerate(inputs) if len(one.tokens) <= self._most]
+        if any(one.num_logits > 1 for _, one in long):
             return []
-        parts = ([short] if short else []) + [[i] for i in long]
-        found = []
-        for part in parts:
-            among = self.buckets if part is short else self._long
-            bucket = bucket_of([inputs[i] for i in part], among)
+        found: list[tuple[Parts, Bucket]] = []
+        for parts in ([short] if short else []) + [[part] for part in long]:
+            among = self.buckets if parts is short else self._long
+            bucket = bucket_of([one for _, one in parts], among)
             if bucket is None:
                 return []
-            found.append((part, bucket))
+            found.append((parts, bucket))
         return found
-
-    @property
-    def _has_all_states(self) -> bool:
-        """Whether a pass returns the states of all tokens, not of the wanted ones."""
-        return bool(self.config.state_layers)
 
     def _replayed(self, inputs: Sequence[RowInput], bucket: Bucket) -> PassOutput:
         """One replay."""
         wanted = self._stage(inputs, bucket)
+        if self._given is not None:
+            states = states_of(inputs)
+            assert states is not None
+            self._given[self._places(inputs, bucket)] = states
         self._graphs[bucket]()
         self.num_replays += 1
         # A long bucket has the logits of its wanted token only.
         places = self._every[: len(wanted)] if bucket.is_long else wanted
+        states = None
+        if self.config.state_layers:
+            states = self._hidden[self._places(inputs, bucket)]
+        elif self.config.gives_hidden:
+            states = self._hidden.index_select(0, places)
         logits = self._logits.index_select(0, places)
-        return PassOutput(logits, self._states(inputs, places, bucket))
+        return PassOutput(logits, self._by_input(states, inputs))
 
-    def _states(
-        self, inputs: Sequence[RowInput], places: torch.Tensor, bucket: Bucket
-    ) -> torch.Tensor | None:
-        """The states that the pass returns; see `PassOutput`. places: of those of wanted tokens."""
-        if self._has_all_states:
-            if bucket.is_long:
-                return self._hidden[: len(inputs[0].tokens)].clone()
-            firsts = [(one.row * bucket.width, len(one.tokens)) for one in inputs]
-            return torch.cat([self._hidden[first : first + num] for first, num in firsts])
-        return self._hidden.index_select(0, places) if self.config.gives_hidden else None
+    def _places(self, inputs: Sequence[RowInput], bucket: Bucket) -> list[int]:
+        """Where the tokens of the inputs are in the static buffers."""
+        firsts = [0 if bucket.is_long else one.row * bucket.width for one in inputs]
+        pairs = zip(firsts, inputs, strict=True)
+        return [place for first, one in pairs for place in range(first, first + len(one.tokens))]
 
     def _captured(self, bucket: Bucket) -> Graph:
         """Capture the graph of a bucket. This overwrites the staged inputs."""
@@ -207,10 +208,12 @@ class GraphRunner(CausalRunner):
             group_rows = rows[:num_rows] if bucket.is_long else slice(0, num_rows)
             group = AttentionGroup(slice(0, num_tokens), group_rows, mask)
             places = wanted[:num_rows] if bucket.is_long else every
-            out = self._run(PackedBatch(token_ids[None], positions[None], slots, places, (group,)))
-            self._logits[: len(out.logits)].copy_(out.logits)
-            if out.hidden is not None:
-                self._hidden[: len(out.hidden)].copy_(out.hidden)
+            given = None if self._given is None else self._given[:num_tokens]
+            packed = PackedBatch(token_ids[None], positions[None], slots, places, (group,), given)
+            logits, states = self._model(packed, self.cache)
+            self._logits[: len(logits)].copy_(logits)
+            if states is not None:
+                self._hidden[: len(states)].copy_(states)
 
         return run
 
@@ -228,27 +231,6 @@ class GraphRunner(CausalRunner):
     def _static_inputs(self, bucket: Bucket) -> torch.Tensor:
         """[NUM_INPUTS, R * T]: contiguous, and at the same address for every bucket."""
         return self._staged[: NUM_INPUTS * bucket.num_tokens].view(NUM_INPUTS, bucket.num_tokens)
-
-
-def _joined(
-    inputs: Sequence[RowInput],
-    parts: Sequence[Sequence[int]],
-    outputs: Sequence[PassOutput],
-    has_all_states: bool,
-) -> PassOutput:
-    """The output of a pass in the order of its inputs. parts: indices of the inputs of each of the
-    outputs. has_all_states: whether there are states of all tokens, not of the wanted ones."""
-    logits: dict[int, torch.Tensor] = {}
-    states: dict[int, torch.Tensor] = {}
-    for part, output in zip(parts, outputs, strict=True):
-        wanted = [inputs[i].num_logits for i in part]
-        logits |= zip(part, torch.split(output.logits, wanted), strict=True)
-        if output.hidden is not None:
-            counts = [len(inputs[i].tokens) for i in part] if has_all_states else wanted
-            states |= zip(part, torch.split(output.hidden, counts), strict=True)
-    indices = range(len(inputs))
-    hidden = torch.cat([states[i] for i in indices]) if states else None
-    return PassOutput(torch.cat([logits[i] for i in indices]), hidden)
 
 
 def _capture(body: Graph, device: torch.device, pool: Any) -> Graph:

@@ -59,7 +59,7 @@ class PackedBatch:
     """token_ids, positions: [1, N]. slots: [N]. wanted: [M] tokens whose logits are needed.
 
     `wanted` keeps the order of the inputs: first all logits of the first input, and so on.
-    firsts: by row the index of its first token, in the order of the packed tokens.
+    states: [N, width], that a head reads. firsts: by row the index of its first token.
     """
 
     token_ids: torch.Tensor
@@ -67,6 +67,7 @@ class PackedBatch:
     slots: torch.Tensor
     wanted: torch.Tensor
     groups: tuple[AttentionGroup, ...]
+    states: torch.Tensor | None = None
     firsts: Mapping[int, int] = field(default_factory=dict)
 
     def tokens_of(self, one: RowInput) -> slice:
@@ -98,9 +99,17 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
         positions=torch.tensor([positions], device=device),
         slots=torch.tensor(slots, device=device),
         wanted=torch.tensor(wanted, dtype=torch.long, device=device),
+        states=states_of(ordered),
         groups=tuple(_group(items, firsts[items[0].row], device) for items in together),
         firsts=firsts,
     )
+
+
+def states_of(inputs: Sequence[RowInput]) -> torch.Tensor | None:
+    """The states of all inputs, [N, width]. Either all have states or none has."""
+    given = [one.states for one in inputs if one.states is not None]
+    assert len(given) in (0, len(inputs)), "only some inputs have states"
+    return torch.cat(given) if given else None
 
 
 def _group(items: Sequence[RowInput], first: int, device: torch.device) -> AttentionGroup:
@@ -150,6 +159,7 @@ class RowCache(Cache):
     """
 
     free_bytes = math.inf
+    spreads_nan = True  # 0 times NaN is NaN
 
     def __init__(self, storage: torch.Tensor, num_rows: int) -> None:
         super().__init__(layers=[])
@@ -192,7 +202,7 @@ class RowCache(Cache):
         self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
 
     def clear_row(self, row: int, first: int = 0) -> None:
-        """See `RowStore`. first: the first slot to clear."""
+        """See `RowStore`."""
         self.buffer[:, :, row, first:] = 0
 
     def drop_row(self, row: int, num_kept: int = 0) -> None:

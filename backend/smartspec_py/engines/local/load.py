@@ -1,0 +1,99 @@
+"""Chooses the runtime of a model, and loads the model with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.engines.checkpoints.supported import ModelError, first_line
+from smartspec_py.engines.runtimes.openvino.supported import FAMILIES, can_write_out
+from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
+
+if TYPE_CHECKING:
+    from smartspec_py.config import TorchEngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def named(key: str) -> Iterator[None]:
+    """Errors of the engine as ConfigError with the key's name."""
+    try:
+        yield
+    except ModelError as error:
+        raise ConfigError(f"engine.json: {key}: {error}") from error
+
+
+def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
+    """Whether short passes are captured as CUDA graphs; never on a CPU."""
+    return config.cuda_graphs and device.type == "cuda"
+
+
+def load(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
+    """Load a runner that is ready for decoding passes of max_width tokens per row. Raises
+    ConfigError, with the key's name, if the engine cannot serve the model."""
+    with named(key):
+        runner = _openvino_runner(own, config.runtime)
+        if runner is None and config.weights in ("int8", "int4"):
+            raise _only_openvino(f"engine.weights: {config.weights}", "stored")
+        if runner is None and config.kv_cache == "u8":
+            raise _only_openvino("engine.kv_cache: u8", "auto")
+        if runner is None:
+            runner_class = GraphRunner if uses_graphs(config, own.device) else PyTorchRunner
+            runner = load_runner(replace(own, weights="stored"), runner_class)
+    logger.info("loaded %s", key)
+    runner.warm(max_width)
+    return runner
+
+
+def _only_openvino(value: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"engine.json: {value} needs OpenVINO and one of the model types {', '.join(FAMILIES)}: "
+        f"use {other}"
+    )
+
+
+def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
+    """None if PyTorch computes the model. OpenVINO has kernels for fewer processors.
+
+    Raises ConfigError if OpenVINO is configured but cannot be used. Raises ModelError.
+    """
+    if runtime == "torch":
+        return None
+    reason = _no_openvino(own)
+    if not reason:
+        from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+
+        try:
+            return load_openvino_runner(own)
+        except RuntimeError as error:
+            reason = first_line(error)
+            if runtime == "auto":
+                logger.warning(
+                    "OpenVINO cannot compute %s (%s): PyTorch computes it", own.path.name, reason
+                )
+    if runtime == "openvino":
+        raise ConfigError(f"engine.json: engine.runtime: openvino cannot be used: {reason}")
+    return None
+
+
+def _no_openvino(own: RunnerConfig) -> str:
+    """Why OpenVINO cannot be used; empty if it can. Raises ModelError."""
+    if own.device.type != "cpu":
+        return f"the device is {own.device.type}"
+    if find_spec("openvino") is None:
+        return "it is not installed: pip install smartspec-py[openvino]"
+    hf_config = load_config(own.path, own.max_len)
+    if not can_write_out(hf_config):
+        return f"models of type {hf_config.model_type} with this config are not supported"
+    return ""

@@ -1,0 +1,81 @@
+"""Passes of an EAGLE-3 head, which reads a state with each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from smartspec_py.engines.runtimes.heads.eagle import EagleHead
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.pytorch.packed import states_of
+from smartspec_py.engines.runtimes.runner import (
+    PYTORCH,
+    PassOutput,
+    RowInput,
+    Runner,
+    RunnerConfig,
+)
+
+
+class OwnStates:
+    """The state that the head returned last, for each row."""
+
+    def __init__(
+        self, fuse: Callable[[torch.Tensor], torch.Tensor], width: int, config: RunnerConfig
+    ) -> None:
+        """fuse: see `EagleHead`. width: of a state."""
+        self._fuse = fuse
+        shape = config.num_rows, width
+        self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
+
+    def given(self, inputs: Sequence[RowInput]) -> torch.Tensor:
+        """The state that the head reads with each token, [N, hidden_size]: those of the target,
+        fused, if the inputs have states, and else that of the row."""
+        states = states_of(inputs)
+        if states is not None:
+            return self._fuse(states.to(self._states))
+        return self._states[[one.row for one in inputs for _ in one.tokens]]
+
+    def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
+        """states: one for each wanted token, in the order of the inputs."""
+        rows = [one.row for one in inputs for _ in range(one.num_logits)]
+        self._states[rows] = states.to(self._states)
+
+
+class EagleRunner(Runner):
+    """An EAGLE-3 head and its cache, computed by PyTorch. `RowInput.states` are those of the target
+    at the token before each; without them, the head continues with its own."""
+
+    runtime = PYTORCH
+
+    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
+        super().__init__(config)
+        self._passes = GraphRunner(head, replace(config, gives_hidden=True, state_layers=()))
+        self.cache = self._passes.cache
+        self._states = OwnStates(head.fuse, head.config.hidden_size, config)
+
+    @property
+    def about(self) -> str:
+        return self._passes.about
+
+    @property
+    def is_padded(self) -> bool:
+        return self._passes.is_padded
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._passes.bytes_per_token
+
+    def warm(self, max_width: int) -> None:
+        self._passes.warm(max_width)
+
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        given = torch.split(self._states.given(inputs), [len(one.tokens) for one in inputs])
+        pairs = zip(inputs, given, strict=True)
+        output = self._passes.forward([replace(one, states=states) for one, states in pairs])
+        self._states.keep(inputs, torch.cat([*output.states]))
+        self.passes_s = self._passes.passes_s
+        return output
