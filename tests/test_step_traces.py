@@ -53,7 +53,7 @@ def recorded(seeds: range) -> list[StepRecord]:
     for seed in seeds:
         views = random_views(np.random.default_rng(seed))
         forced = {v.sequence: seed % 4 for v in views} if seed % 5 == 0 else {}
-        settings = PlannerSettings(None, seed % 3, [seed % 5] if seed % 2 else None, forced)
+        settings = PlannerSettings(None, seed % 3, [seed % 5] if seed % 2 else [], forced)
         cost = replace(COST, draft_factor=1 + seed % 2, change_s=0.002 * (seed % 3))
         reason = Reason.GUARD if forced else Reason.PLANNED
         decision = Decision(plan(views, cost, settings), views, cost, settings, reason)

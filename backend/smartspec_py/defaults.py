@@ -14,7 +14,8 @@ HEADS = "heads"
 GRAMMAR = "grammar"
 """Names of proposers in requests and engine.json."""
 
-GUIDE_FIELDS = frozenset({"guided_decoding_guide_type", "guided_decoding_guide"})
+GUIDE_FIELD = "guided_decoding_guide"
+GUIDE_FIELDS = frozenset({f"{GUIDE_FIELD}_type", GUIDE_FIELD})
 """Fields of requests whose text has a grammar."""
 
 JSON_STYLE: Any = {

@@ -54,7 +54,7 @@ def test_a_plan_without_drafts_is_evaluated_alike() -> None:
     """It takes a shorter way through the code."""
     for number, (views, cost) in enumerate(cases(Kind(catch_up_s=0.05), 5, 50)):
         forced = {view.sequence: 0 for view in views}
-        ready = (None, [len(views), 3], [7])[number % 3]
+        ready = ([], [len(views), 3], [7])[number % 3]
         settings = PlannerSettings(forced=forced, num_prefilling=1, ready_sizes=ready)
         expected = evaluate(views, [0] * len(views), cost, settings=settings)
         found = plan(views, cost, settings)

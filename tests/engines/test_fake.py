@@ -162,7 +162,7 @@ def test_a_poisoned_prompt_fails_alone():
     target = begun((1, 13), PROMPT, poison_token=13)
     target.submit([prefill(1, (1, 13)), prefill(2)])
     failed, fine = target.poll(0.0)
-    assert "token 13" in failed.error
+    assert "token 13" in failed.failure.reason
     assert fine.tokens == (21,)
     target.release(1)
     target.check_integrity()

@@ -55,8 +55,8 @@ def test_only_the_sequence_that_overflows_fails(kind: str, sampling: SamplingPar
     good, bad = poll(
         target, Prefill(0, tuple(GOOD), 0, True), Prefill(1, tuple(BAD), 0, True)
     )  # fmt: skip
-    assert bad.error is not None
-    assert "not finite" in bad.error
+    assert bad.failure is not None
+    assert "not finite" in bad.failure.reason
     assert bad.is_last
     assert not bad.tokens
     target.release(1)
@@ -85,7 +85,7 @@ def test_a_draft_that_overflows_is_rejected(kind: str, verification: Verificatio
         text = list(event.tokens)
         for verified in (drafts, (), ()):
             [event] = poll(target, Verify(0, verified))
-            assert event.error is None
+            assert event.failure is None
             assert len(event.tokens) == 1
             text += event.tokens
         texts.append(text)

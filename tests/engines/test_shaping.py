@@ -30,7 +30,7 @@ def shape_one(
     sampling: SamplingParams, history: TokenHistory, drafts: tuple[int, ...] = ()
 ) -> list[float]:
     """LOGITS as they are after history and all drafts."""
-    shaped: list[float] = shape_logits(LOGITS[None], [Shaping(0, sampling, history, drafts)])[
+    shaped: list[float] = shape_logits(LOGITS[None], [Shaping(0, sampling, history, drafts)])[0][
         0
     ].tolist()
     return shaped
@@ -105,7 +105,7 @@ def test_tokens_beyond_the_vocabulary_do_nothing() -> None:
     )
     history = history_of((5, 7))
     rows = [Shaping(0, sampling, history), Shaping(1, sampling, history, (5,))]
-    shaped = shape_logits(LOGITS.repeat(2, 1), rows)
+    shaped, _ = shape_logits(LOGITS.repeat(2, 1), rows)
     assert shaped.tolist() == [[2, 2, 0, -1, 0.5], [2, 2, 0, OUT, 0.5]]
 
 
@@ -128,7 +128,7 @@ def test_history_counts_generated_tokens_only() -> None:
 def test_logits_are_left_as_they_were_and_other_rows_as_they_are() -> None:
     logits = LOGITS.repeat(3, 1)
     sampling = SamplingParams(logit_bias=((0, -5.0),))
-    shaped = shape_logits(logits, [Shaping(1, sampling, history_of((0,)))])
+    shaped, _ = shape_logits(logits, [Shaping(1, sampling, history_of((0,)))])
     assert torch.equal(logits, LOGITS.repeat(3, 1))
     assert shaped.tolist() == [LOGITS.tolist(), [-3, 1, 0, -1, 0.5], LOGITS.tolist()]
 

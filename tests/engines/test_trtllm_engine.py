@@ -231,8 +231,8 @@ def test_failures_concern_one_sequence():
         ]
     )
     events = {event.sequence: event for event in drain(target)}
-    assert "max_draft_len" in events[1].error
-    assert "max_num_tokens" in events[2].error
+    assert "max_draft_len" in events[1].failure.reason
+    assert "max_num_tokens" in events[2].failure.reason
     assert events[3] == Event(3, (12,))
     for sequence in (1, 2, 3):
         target.release(sequence)

@@ -11,7 +11,7 @@ from harness import COST, LoopHarness, record
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller, measured
-from smartspec_py.serving.step import Decision, Reason
+from smartspec_py.serving.step import Decision, Mode, Reason
 
 
 def view(
@@ -25,12 +25,17 @@ def controller() -> Controller:
     return Controller(COST, max_draft_len=6, max_sequences=8)
 
 
+def mode_of(made: Controller, views: list[SequenceView]) -> Mode:
+    has_target = any(one.slo_s_per_token is not None for one in views)
+    return made.mode([one.context_len for one in views], has_target)
+
+
 def run(made: Controller, views: list[SequenceView], count: int, **truth: float) -> list[Decision]:
     """Steps that go as planned, but for factors on what they take and bring, and `plan_s` seconds
     for each plan that may draft."""
     decisions = []
     for _ in range(count):
-        decision = made.plan(views)
+        decision = made.plan(views, mode_of(made, views))
         decisions.append(decision)
         lengths = decision.plan.draft_lens
         num_tokens = len(views) + sum(lengths.values())
@@ -68,7 +73,7 @@ def test_a_plan_is_the_planners_where_nobody_objects() -> None:
     run(made, views, 50)
     decision = made.plan(views)
     assert decision.reason is Reason.PLANNED
-    assert replace(decision.settings, ready_sizes=None) == made.settings
+    assert decision.settings == made.settings
     assert decision.plan == plan(views, decision.cost, decision.settings)
     assert (decision.plan.draft_lens[2], decision.plan.draft_lens[3]) == (2, 0)
 
@@ -94,15 +99,15 @@ def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
     probing = [d for d in run(made, views[:2], 600) if d.reason is Reason.PROBE]
     assert [d.plan.draft_lens for d in probing] == [{1: PROBE_DRAFT_LEN, 2: 0}]
     forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})
-    assert replace(probing[0].settings, ready_sizes=None) == forced
+    assert probing[0].settings == forced
     assert plan(views, COST, forced).draft_lens == {1: PROBE_DRAFT_LEN, 2: 0, 3: 1}
 
 
 def test_plans_are_charged_for_sizes_that_are_not_ready() -> None:
     """Beside a prompt, no size is ready."""
     made, views = controller(), [view(1, "fixed:3")]
-    assert made.plan(views, 0, [8, 4]).settings.ready_sizes == [8, 4]
-    assert made.plan(views, 1, [8, 4]).settings.ready_sizes == ()
+    assert made.plan(views, ready_sizes=[8, 4]).settings.ready_sizes == [8, 4]
+    assert made.plan(views, num_prefilling=1, ready_sizes=[8, 4]).settings.ready_sizes == ()
     made = record(made.plan(views), drafted={1: 3})
     assert [measured(made, sizes).is_ready for sizes in ([8, 4], [8])] == [True, False]
 

@@ -12,6 +12,7 @@ from smartspec_py.engines.base import Event
 from smartspec_py.engines.proposers.lookup import PromptLookupProposer
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.speculation import Speculation
+from smartspec_py.serving.step import Mode
 from smartspec_testing.fake_proposer import FakeProposer
 
 NAMES = ("draft_model", "prompt_lookup")
@@ -81,7 +82,7 @@ def test_no_proposer_works_for_steps_that_are_not_planned(
     """No search for a match, no hindsight, and estimates stay as they are."""
     request, asked_for = made(), made("fixed:2", sequence=2)
     before = first_prob(speculation, request)
-    views = speculation.views([request, asked_for], {}, 0.0, skip_search=True)
+    views = speculation.views([request, asked_for], {}, 0.0, mode=Mode.REST)
     assert [len(view.options) for view in views] == [1, 2]
     assert views[0].options[0].max_draft_len == 0
     speculation.observe([(request, Event(1, (3,))), (asked_for, Event(2, (9,)))], views)
@@ -89,7 +90,7 @@ def test_no_proposer_works_for_steps_that_are_not_planned(
     speculation.release(asked_for)
     state = speculation.state()
     for _ in range(100):
-        views = speculation.views([request], {}, 0.0, skip_search=True)
+        views = speculation.views([request], {}, 0.0, mode=Mode.REST)
         speculation.observe([(request, Event(1, (9,)))], views)
     assert speculation.state() == state
     assert first_prob(speculation, request) == pytest.approx(before, abs=0.05)

@@ -25,7 +25,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SequenceView
 from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.server import Server
-from smartspec_py.serving.step import Decision, StepRecord
+from smartspec_py.serving.step import Decision, Mode, StepRecord
 from smartspec_testing.local import LocalSink, generate
 
 WAIT_S = 600.0
@@ -50,6 +50,7 @@ class ForcedDrafting(Controller):
     def plan(
         self,
         views: Sequence[SequenceView],
+        mode: Mode = Mode.SEARCH,
         num_prefilling: int = 0,
         ready_sizes: Collection[int] = (),
     ) -> Decision:

@@ -27,7 +27,9 @@ from smartspec_py.engines.base import (
     Draft,
     DraftTask,
     Event,
+    Grammar,
     Prefill,
+    Proposer,
     ProposerCapabilities,
     TargetCapabilities,
     Verify,
@@ -85,6 +87,7 @@ class SimTarget:
         num_prompt: int,
         sampling: SamplingParams,
         reuses_prefix: bool = True,
+        grammar: Grammar | None = None,
     ) -> int:
         assert sequence not in self._num_known, f"sequence {sequence} has begun already"
         self._num_known[sequence] = len(tokens)
@@ -151,7 +154,7 @@ class SimTarget:
         self._num_known.clear()
 
 
-class SimProposer:
+class SimProposer(Proposer):
     """Drafts the requested number of tokens. The target determines which are accepted.
 
     Each pass of the draft model takes `draft_s`. Sequences with a draft lag above SHORT_LAG share
@@ -171,16 +174,18 @@ class SimProposer:
         self._has_passes = name == DRAFT_MODEL
         self._name = name
         self._texts = texts
-        self.capabilities = ProposerCapabilities(
-            max_draft_len, self._has_passes, bytes_per_token, has_hindsight=not self._has_passes
-        )
+        self._capabilities = ProposerCapabilities(max_draft_len, self._has_passes, bytes_per_token)
         self._cost = cost
         self._clock = clock
         self._num_computed_tokens: dict[SequenceId, int] = {}
         self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
 
+    @property
+    def capabilities(self) -> ProposerCapabilities:
+        return self._capabilities
+
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         has_drafts = self._has_passes or self._name in self._texts[sequence].runs
         return self.capabilities.max_draft_len if has_drafts else 0
@@ -188,9 +193,9 @@ class SimProposer:
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """See `HindsightProposer`."""
+        """See `Proposer`."""
         text, num = self._texts[sequence], min(len(generated), self.capabilities.max_draft_len)
-        if self._name not in text.runs:
+        if self._has_passes or self._name not in text.runs:
             return 0, 0
         return num, num_accepted(text.runs[self._name], len(tokens) - text.prompt_len, num)
 

@@ -24,7 +24,16 @@ from dataclasses import dataclass
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
 from smartspec_py.defaults import GUIDE_FIELDS
-from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import (
+    Decode,
+    Event,
+    Failure,
+    Grammar,
+    Prefill,
+    TargetCapabilities,
+    Verify,
+    Work,
+)
 from smartspec_testing.clock import Clock, RealClock
 
 TOKEN_STEP = 7
@@ -82,7 +91,7 @@ class FakeTarget:
     burst to the token of the next poll.
 
     fail_at_step: the poll, counted from 1 over the polls that have work, that raises RuntimeError.
-    poison_token: a sequence fails, with an event that has `error`, when a chunk of its prompt or
+    poison_token: a sequence fails, with an event that has `failure`, when a chunk of its prompt or
         its next tokens contain this token.
 
     Wrong calls raise AssertionError, or KeyError for a sequence that is not held.
@@ -126,6 +135,7 @@ class FakeTarget:
         num_prompt: int,
         sampling: SamplingParams,
         reuses_prefix: bool = True,
+        grammar: Grammar | None = None,
     ) -> int:
         """Nothing is ever cached. A sequence that was released may begin again."""
         limits = self._capabilities
@@ -204,8 +214,8 @@ class FakeTarget:
         tokens, finish = self._emit(sequence, num_accepted + 1 if draws else 0)
         if self._poison_token in (*read, *tokens):
             sequence.is_finished = True
-            error = f"the text contains token {self._poison_token}"
-            return Event(number, pass_s=pass_s, error=error)
+            failure = Failure(f"the text contains token {self._poison_token}")
+            return Event(number, pass_s=pass_s, failure=failure)
         is_last = not isinstance(work, Decode) or work.max_tokens == 1 or finish is not None
         if isinstance(work, Decode) and not is_last:
             self._in_flight[number] = Decode(number, work.max_tokens - 1)

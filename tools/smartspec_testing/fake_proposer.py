@@ -12,8 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import (
+    NO_DRAFT,
+    Draft,
+    DraftTask,
+    Grammar,
+    Proposer,
+    ProposerCapabilities,
+)
 from smartspec_testing.clock import Clock, RealClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, token_at
 
@@ -21,7 +28,7 @@ AcceptProb = Callable[[Sequence[int], int], float]
 """Probability that a draft is right, by the known tokens and the position of the draft."""
 
 
-class FakeProposer:
+class FakeProposer(Proposer):
     """Drafts the fake target's text, right with probability `accept_prob` at each position.
 
     Whether the draft at a position is right is a hash of seed, text and position. It does not
@@ -66,7 +73,7 @@ class FakeProposer:
         return len(self._num_read)
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self._capabilities.max_draft_len
 
@@ -114,9 +121,6 @@ class FakeProposer:
 
     def release(self, sequence: SequenceId) -> None:
         self._num_read.pop(sequence, None)
-
-    def close(self) -> None:
-        pass
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,8 +99,7 @@ class SamplingParams:
     log_probs: whether to return the log-probability of each token.
     num_top_log_probs: with log_probs, how many of the most probable tokens to return at each
         position. prompt_log_probs: return the same for the tokens of the prompt.
-    grammar: the `engines.grammar.GrammarState` that follows this request's text; None if its text
-        is free.
+    is_guided: whether the text follows a grammar, which the engine has.
     """
 
     temperature: float = 0.0
@@ -119,7 +118,7 @@ class SamplingParams:
     log_probs: bool = False
     num_top_log_probs: int = 0
     prompt_log_probs: bool = False
-    grammar: Any = None
+    is_guided: bool = False
 
     @property
     def is_greedy(self) -> bool:
@@ -142,7 +141,7 @@ class SamplingParams:
     @property
     def shapes_logits(self) -> bool:
         """Whether logits are changed before temperature and truncation."""
-        return bool(self.counts_tokens or self.may_ban or self.grammar is not None)
+        return bool(self.counts_tokens or self.may_ban or self.is_guided)
 
     @property
     def is_plain_greedy(self) -> bool:

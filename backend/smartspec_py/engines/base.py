@@ -16,16 +16,20 @@ Rules of a target:
 - `cancel` is asynchronous. Work in flight may still cause events, and one of them has `is_last`.
 - `release` frees all resources of a sequence. Call it only when the sequence is not in flight.
 - A preempted sequence starts again later with `begin`, with all tokens that it has by then.
-- A failure of one sequence, such as logits that are not finite, is an event with `error`, without
-  tokens and with `is_last`. That request fails, and the others continue. An exception means that
-  the engine failed.
+- A failure of one sequence, such as logits that are not finite, is an event with `failure`,
+  without tokens and with `is_last`. That request fails, and the others continue. An exception
+  means that the engine failed.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from smartspec_py.core.types import (
     FinishReason,
@@ -66,6 +70,14 @@ class Decode(NamedTuple):
 Work = Prefill | Verify | Decode
 
 
+class Failure(NamedTuple):
+    """Why a sequence cannot continue, for the client. field: of the request, if the request is the
+    cause."""
+
+    reason: str
+    field: str = ""
+
+
 class Event(NamedTuple):
     """The result that one poll reports for one sequence.
 
@@ -75,7 +87,7 @@ class Event(NamedTuple):
     finish: set if the engine itself found the end (end token or length).
     pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step
         is the maximum over its events.
-    error: why the sequence cannot continue, for the client; None if it can.
+    failure: None if the sequence can continue.
     log_probs: of each of `tokens`; empty if the sequence did not ask for them.
     prompt_log_probs: of the part of the prompt that was read; None if not asked for.
     hidden: the target's last hidden states [len(tokens), width] from which the tokens were drawn;
@@ -91,7 +103,7 @@ class Event(NamedTuple):
     is_last: bool = True
     finish: FinishReason | None = None
     pass_s: float = 0.0
-    error: str | None = None
+    failure: Failure | None = None
     log_probs: tuple[TokenLogProb, ...] = ()
     hidden: Any = None
     prompt_log_probs: PromptLogProbs | None = None
@@ -149,6 +161,21 @@ class TargetCapabilities:
         return "this engine verifies drafts of plain greedy text only"
 
 
+class Grammar(Protocol):
+    """Follows the text of one sequence; see `engines.grammar.GrammarState`."""
+
+    @property
+    def error(self) -> str: ...
+
+    def forbidden(
+        self, tokens: Sequence[int], drafts: tuple[int, ...], end_tokens: Sequence[int]
+    ) -> NDArray[np.bool_] | None: ...
+
+    def num_allowed(self, tokens: Sequence[int], drafts: Sequence[int]) -> int: ...
+
+    def forced(self, tokens: Sequence[int]) -> tuple[int, ...]: ...
+
+
 class Target(Protocol):
     """The model that generates the served text."""
 
@@ -168,8 +195,10 @@ class Target(Protocol):
         num_prompt: int,
         sampling: SamplingParams,
         reuses_prefix: bool = True,
+        grammar: Grammar | None = None,
     ) -> int:
         """Make room for a sequence with these known tokens; the first num_prompt are its prompt.
+        grammar: of its text, with `SamplingParams.is_guided`.
 
         Returns the number of leading tokens that are cached and need no prefill. It is less than
         len(tokens), and 0 without reuses_prefix.
@@ -193,7 +222,7 @@ class DraftTask(NamedTuple):
     """A request for up to `draft_len` draft tokens that follow `tokens`.
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
-    reuses_prefix: see `Target.begin`.
+    reuses_prefix, grammar: see `Target.begin`.
     """
 
     sequence: SequenceId
@@ -202,6 +231,7 @@ class DraftTask(NamedTuple):
     draft_len: int
     sampling: SamplingParams
     reuses_prefix: bool = True
+    grammar: Grammar | None = None
 
 
 class Draft(NamedTuple):
@@ -227,9 +257,8 @@ class ProposerCapabilities:
     bytes_per_token: cache bytes per token that it has processed, in the memory of the target's
         cache; 0 if its cache is elsewhere.
     reads_hidden: whether it needs the hidden states of every event.
-    has_hindsight: whether it is a `HindsightProposer`.
     cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
-        into cohorts. See `HindsightProposer.cohort`.
+        into cohorts. See `Proposer.cohort`.
     draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
         length. Used only without has_passes.
     """
@@ -238,7 +267,6 @@ class ProposerCapabilities:
     has_passes: bool = True
     bytes_per_token: int = 0
     reads_hidden: bool = False
-    has_hindsight: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
     draft_s: tuple[float, float] = (0.0, 0.0)
     max_context_len: int | None = None
@@ -249,61 +277,61 @@ SHORT_LAG = 4
 planner does not charge for them. More missed tokens need a separate pass."""
 
 
-class Proposer(Protocol):
-    """Drafts the next tokens of the target. A wrong draft costs time but never changes the text."""
+class Proposer(ABC):
+    """Drafts the next tokens of the target. A wrong draft costs time but never changes the text.
+
+    Subclasses inherit what a proposer without a model does in most methods: nothing.
+    """
 
     @property
+    @abstractmethod
     def capabilities(self) -> ProposerCapabilities: ...
 
+    @abstractmethod
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        """The most tokens that it can draft now after these tokens; 0 if none.
+        """The most tokens that it can draft now after these tokens; 0 if none. grammar: of the
+        sequence."""
 
-        sampling: of the sequence.
-        """
-        ...
-
+    @abstractmethod
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """One draft per task, in order; each may be shorter than requested, or empty."""
-        ...
 
-    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+    def observe(  # noqa: B027
+        self, sequence: SequenceId, num_accepted: int, hidden: Any = None
+    ) -> None:
         """Report how many tokens of the last drafts of the sequence were accepted.
 
         Called after each verification of its own drafts. A proposer with `reads_hidden` is called
         after every event with hidden states.
         """
-        ...
-
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """The number of known tokens that `propose` must process before it can draft."""
-        ...
-
-    def release(self, sequence: SequenceId) -> None:
-        """Forget the sequence; do nothing if it is unknown."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class HindsightProposer(Proposer, Protocol):
-    """A proposer whose drafts are almost free. They can be compared with the tokens of a step that
-    did not use them."""
 
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """Compare the drafts that it had after `tokens` with the tokens that were then generated.
+        """Compare the drafts that it had after `tokens` with the tokens that were then generated,
+        in a step that did not use them.
 
         Returns the number of drafts, at most len(generated), and how many of them would have been
-        accepted.
+        accepted; (0, 0) if it does not know its drafts.
         """
-        ...
+        return 0, 0
 
     def cohort(self, sequence: SequenceId) -> str:
-        """The name, in `cohorts`, of the cohort of its current drafts for the sequence."""
-        ...
+        """The name, in `cohorts`, of the cohort of its current drafts for the sequence. Called only
+        if there are cohorts."""
+        return ""
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """The number of known tokens that `propose` must process before it can draft."""
+        return 0
+
+    def release(self, sequence: SequenceId) -> None:  # noqa: B027
+        """Forget the sequence; do nothing if it is unknown."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free everything."""
 
 
 class Profilable(Protocol):

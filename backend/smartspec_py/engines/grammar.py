@@ -6,7 +6,7 @@ same with and without drafts, and drafts never leave the grammar.
 
 Each request has one `GrammarState`, which follows its text. All its users run in the loop's thread.
 An error of the library, such as a limit that is reached, is final for the state: `error` says why,
-and the target then fails this request alone.
+and the target then fails this sequence alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from smartspec_py.core.types import GuideType, SamplingParams, SequenceId
+from smartspec_py.core.types import GuideType
 from smartspec_py.defaults import JSON_STYLE, lark_text
-from smartspec_py.engines.base import Draft, DraftTask, ProposerCapabilities
 
 MAX_COMPILED = 64
 """Compiled grammars that are kept, because clients often send the same one."""
@@ -61,13 +60,6 @@ LARK_JSON = re.compile(r"%json\s*")
 """What is before a JSON schema in a Lark grammar."""
 
 ANY_JSON = '{"type": ["object", "array"]}'
-
-FORCED = "forced"
-"""The only cohort of forced tokens."""
-
-INITIAL_RATE = 0.98
-"""Acceptance rate of forced tokens before any were seen. A model may write the same text with other
-tokens, but SmolLM2 never did in 1,500."""
 
 
 class GrammarError(ValueError):
@@ -243,47 +235,3 @@ class GrammarState:
         if num_read:
             matcher.rollback(num_read)
         return None if matcher.is_error() else mask
-
-
-class GrammarProposer:
-    """Drafts the tokens that a grammar forces, as a `Proposer`. It runs no model. They are verified
-    like other drafts, because a model may write a forced text with other tokens."""
-
-    def __init__(self, max_draft_len: int) -> None:
-        self.capabilities = ProposerCapabilities(
-            max_draft_len, has_passes=False, cohorts={FORCED: INITIAL_RATE}
-        )
-
-    def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
-    ) -> int:
-        if sampling.grammar is None:
-            return 0
-        return min(len(sampling.grammar.forced(tokens)), self.capabilities.max_draft_len)
-
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        return [
-            Draft(task.sampling.grammar.forced(task.tokens)[: task.draft_len]) for task in tasks
-        ]
-
-    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Does nothing: accepted tokens arrive as known tokens in the next call."""
-
-    def hindsight(
-        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
-    ) -> tuple[int, int]:
-        """Unknown: always (0, 0)."""
-        return 0, 0
-
-    def cohort(self, sequence: SequenceId) -> str:
-        return FORCED
-
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """Always 0: there is no model."""
-        return 0
-
-    def release(self, sequence: SequenceId) -> None:
-        """Does nothing: the state belongs to the request."""
-
-    def close(self) -> None:
-        """Does nothing."""

@@ -20,8 +20,7 @@ from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan.plan_budget import PlanBudget
 from smartspec_py.core.plan.planner import (
-    BATCH_TABLE,
-    SEARCHES,
+    LEARNING,
     BatchTable,
     PlannerSettings,
     batch_table_of,
@@ -29,16 +28,12 @@ from smartspec_py.core.plan.planner import (
     without_drafts,
 )
 from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView
-from smartspec_py.defaults import GRAMMAR
-from smartspec_py.serving.step import Decision, Reason, StepRecord
+from smartspec_py.serving.step import Decision, Mode, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
 """Draft length of a probe. Two passes separate the fixed cost from the cost per pass."""
 
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-LEARNING = (BATCH_TABLE, *SEARCHES)
-"""Policies that use the cost model. Guard and probes apply only to them."""
 
 
 class Controller:
@@ -80,16 +75,22 @@ class Controller:
         another profile."""
         self._corrections.restore(state["corrections"], kept)
 
-    def skips_search(self, batch_size: int, must_search: bool) -> bool:
-        """Whether to skip the search for a plan, because recent plans cost more than they gained.
+    def mode(self, context_lens: Sequence[int], must_search: bool) -> Mode:
+        """How the next step decides. It does not depend on what can be drafted.
 
-        batch_size: decoding sequences of the step. must_search: see `Request.must_search`; of any.
+        context_lens: of the decoding sequences. must_search: see `Speculation.must_search`.
         """
-        return not (must_search or self._plan_budget.allows(batch_size))
+        batch_size = len(context_lens)
+        if batch_size and self._guard.is_off(batch_size, sum(context_lens) / batch_size):
+            return Mode.GUARD
+        if must_search or self._plan_budget.allows(batch_size):
+            return Mode.SEARCH
+        return Mode.REST
 
     def plan(
         self,
         views: Sequence[SequenceView],
+        mode: Mode = Mode.SEARCH,
         num_prefilling: int = 0,
         ready_sizes: Collection[int] = (),
     ) -> Decision:
@@ -99,15 +100,13 @@ class Controller:
         learning = [view for view in views if view.policy in LEARNING]
         if not learning:
             return self._decide(views, settings)
-        batch_size, context_len = len(views), _mean_context_len(views)
         undrafted = replace(settings, forced=_no_drafts(learning))
-        if self._guard.is_off(batch_size, context_len):
-            return self._decide(views, undrafted, Reason.GUARD)
-        if self.skips_search(batch_size, any(map(_must_search, learning))):
-            return self._decide(views, undrafted)
+        if mode is not Mode.SEARCH:
+            reason = Reason.GUARD if mode is Mode.GUARD else Reason.PLANNED
+            return self._decide(views, undrafted, reason)
         decision = self._decide(views, settings)
         if any(decision.plan.draft_lens[view.sequence] for view in learning):
-            if self._guard.wants_reference(batch_size, context_len):
+            if self._guard.wants_reference(len(views), _mean_context_len(views)):
                 return self._decide(views, undrafted, Reason.PROBE)
             return decision
         probed = _probe_sequence(learning)
@@ -156,8 +155,8 @@ class Controller:
         is_searched = is_probe or not decision.settings.forced
         pays = is_probe
         if is_searched and step.is_speculating and not is_probe:
-            unchanged = replace(decision.settings, ready_sizes=None)
-            none = without_drafts(decision.views, decision.cost, unchanged)
+            steady = replace(decision.cost, change_s=0.0)
+            none = without_drafts(decision.views, steady, decision.settings)
             pays = self._plan_budget.pays(decision.plan, none)
         plan_s = step.plan_s if is_searched else None
         self._plan_budget.observe(step.batch_size, plan_s, step.total_s, is_poor=not pays)
@@ -202,12 +201,6 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
 
 def _mean_context_len(views: Sequence[SequenceView]) -> float:
     return sum([view.context_len for view in views]) / len(views)
-
-
-def _must_search(view: SequenceView) -> bool:
-    """As `Request.must_search`."""
-    has_forced = any(one.proposer == GRAMMAR and one.max_draft_len for one in view.options)
-    return view.slo_s_per_token is not None or has_forced
 
 
 def _no_drafts(views: Sequence[SequenceView]) -> dict[SequenceId, int]:

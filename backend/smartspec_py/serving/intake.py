@@ -93,7 +93,8 @@ class Intake:
         self._check_supported(params)
         prompt = self._prompt(params)
         self._check_limits(params, prompt)
-        sampling = replace(self._sampling(params), grammar=self._grammar(params, len(prompt)))
+        grammar = self._grammar(params, len(prompt))
+        sampling = replace(self._sampling(params), is_guided=grammar is not None)
         proposers, no_speculation = self._usable_proposers(params, sampling)
         request = Request(
             sequence=next(self._ids),
@@ -103,6 +104,7 @@ class Intake:
             sampling=sampling,
             policy=params.policy or self._policy,
             max_draft_len=self._max_draft_len(params, proposers),
+            grammar=grammar,
             proposers=proposers,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             cohort=_cohort(params, sampling),
@@ -273,11 +275,7 @@ class Intake:
     ) -> tuple[tuple[str, ...], str]:
         """The request's proposer, then others that the planner may choose. If its drafts cannot be
         verified, none, and the reason."""
-        names = [
-            name
-            for name in self._engine.proposers
-            if name != GRAMMAR or sampling.grammar is not None
-        ]
+        names = [name for name in self._engine.proposers if name != GRAMMAR or sampling.is_guided]
         if params.proposer is not None and params.proposer not in names:
             raise InvalidField("proposer", params.proposer, " or ".join(names) or "left out")
         if reason := self._engine.target.capabilities.why_unverified(sampling):
@@ -300,7 +298,7 @@ def _cohort(params: GenerateParams, sampling: SamplingParams) -> str:
     """
     if params.workload:
         return f"workload {params.workload}"
-    guided = ", guided" if sampling.grammar is not None else ""
+    guided = ", guided" if sampling.is_guided else ""
     if sampling.is_greedy:
         return f"greedy{guided}"
     bucket = next((edge for edge in TEMPERATURE_EDGES if sampling.temperature <= edge), math.inf)

@@ -184,11 +184,11 @@ class StepLoop:
         num_prefilling = self._batcher.num_prefilling
         try:
             limits = self.scheduler.cache.draft_room(ready, self._batcher.live.values())
-            must_search = any(request.must_search for request in ready)
-            skip_search = controller.skips_search(len(ready), must_search)
-            views = speculation.views(ready, limits, watch.start_s, skip_search=skip_search)
+            context_lens = [len(request.tokens) for request in ready]
+            mode = controller.mode(context_lens, speculation.must_search(ready))
+            views = speculation.views(ready, limits, watch.start_s, mode)
             watch.mark("views_s")
-            decision = controller.plan(views, num_prefilling, self._target.ready_sizes)
+            decision = controller.plan(views, mode, num_prefilling, self._target.ready_sizes)
             watch.mark("plan_s")
             self.flush()
             drafts = speculation.propose(ready, views, decision.plan)

@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import PRIORITY_WORTH_S
+from smartspec_py.engines.base import Grammar
 
 
 class ErrorCode(Enum):
@@ -64,6 +65,7 @@ class Request:
 
     tokens: prompt and generated tokens.
     max_draft_len: the request's largest draft length.
+    grammar: that its text follows; None if it is free.
     proposers: names of all proposers that may draft for it, in the order of a view's options.
         Empty if the request cannot use speculation.
     slo_s_per_token: see `SequenceView`.
@@ -85,6 +87,7 @@ class Request:
     sampling: SamplingParams
     policy: str
     max_draft_len: int
+    grammar: Grammar | None = None
     proposers: tuple[str, ...] = ()
     slo_s_per_token: float | None = None
     cohort: str = ""
@@ -119,16 +122,6 @@ class Request:
     @property
     def remaining(self) -> int:
         return self.max_tokens - self.num_generated
-
-    @property
-    def must_search(self) -> bool:
-        """Whether the next step has to look for drafts: to meet a latency target, or because a
-        grammar forces tokens, which are always accepted."""
-        if self.policy == "none":
-            return False
-        grammar = self.sampling.grammar
-        has_forced = grammar is not None and bool(grammar.forced(self.tokens))
-        return self.slo_s_per_token is not None or has_forced
 
     @property
     def is_over(self) -> bool:

@@ -150,6 +150,7 @@ class Scheduler:
             request.num_prompt,
             request.sampling,
             request.reuses_prefix,
+            request.grammar,
         )
         if request.scheduled_s is None:
             self._inbox.leave(1)
@@ -173,7 +174,7 @@ class Scheduler:
             [
                 (request, event)
                 for request, event in found
-                if request.state is RequestState.DECODING and event.error is None
+                if request.state is RequestState.DECODING and event.failure is None
             ],
             views,
         )
@@ -205,12 +206,11 @@ class Scheduler:
 
     def _advance(self, request: Request, event: Event) -> None:
         """Apply an event to a request that has not ended."""
-        if event.error is not None:
-            code, message = ErrorCode.INTERNAL, f"the engine failed this request: {event.error}"
-            grammar = request.sampling.grammar
-            if grammar is not None and grammar.error:
-                code = ErrorCode.INVALID_ARGUMENT
-                message = f"guided_decoding_guide: cannot be followed further: {event.error}"
+        if event.failure is not None:
+            why, field = event.failure
+            code, message = ErrorCode.INTERNAL, f"the engine failed this request: {why}"
+            if field:
+                code, message = ErrorCode.INVALID_ARGUMENT, f"{field}: {why}"
             logger.warning("request %d: %s", request.sequence, message)
             self._end(request, error=(code, message))
             return

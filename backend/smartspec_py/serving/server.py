@@ -19,7 +19,7 @@ from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import GRAMMAR, GUIDE_FIELDS
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.grammar import GrammarProposer
+from smartspec_py.engines.proposers.grammar import GrammarProposer
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned

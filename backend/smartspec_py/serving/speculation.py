@@ -12,24 +12,24 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.acceptance import AcceptanceTracker
+from smartspec_py.core.plan.planner import LEARNING
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
     SHORT_LAG,
     Draft,
     DraftTask,
     Event,
-    HindsightProposer,
     Proposer,
     ProposerCapabilities,
 )
-from smartspec_py.serving.controller import LEARNING
 from smartspec_py.serving.request import Request
+from smartspec_py.serving.step import Mode
 
 Floats = NDArray[np.float64]
 
@@ -49,24 +49,33 @@ class Speculation:
             for name, able in self._capabilities.items()
         }
 
+    def must_search(self, requests: Sequence[Request]) -> bool:
+        """Whether the next step has to look for drafts: to meet a latency target, or because a
+        grammar forces tokens, which are nearly always accepted."""
+        return any(
+            request.slo_s_per_token is not None
+            or (request.grammar is not None and bool(request.grammar.forced(request.tokens)))
+            for request in requests
+            if request.policy in LEARNING
+        )
+
     def views(
         self,
         requests: Sequence[Request],
         draft_limits: Mapping[SequenceId, int],
         now: float,
-        *,
-        skip_search: bool = False,
+        mode: Mode = Mode.SEARCH,
     ) -> list[SequenceView]:
         """What the proposers could draft for each request.
 
         draft_limits: most tokens that each may draft, where memory is limited. now: by the clock of
-        the request's times. skip_search: give no options to requests whose policy needs a search.
-        Their proposers do not look for drafts.
+        the request's times. mode: in REST, requests whose policy uses the cost model have no
+        options, and their proposers do not look for drafts.
         """
         available = {
             request.sequence: self._available(request, draft_limits)
             for request in requests
-            if not (skip_search and request.policy in LEARNING)
+            if not (mode is Mode.REST and request.policy in LEARNING)
         }
         estimates = self._estimates(requests, available)
         drafts_s = self._drafts_s(len(requests))
@@ -107,6 +116,7 @@ class Speculation:
                     draft_len,
                     request.sampling,
                     request.reuses_prefix,
+                    request.grammar,
                 )
             )
         drafts = {}
@@ -212,7 +222,7 @@ class Speculation:
         if most <= 0:
             return 0
         proposer = self._proposers[name]
-        available = proposer.num_available(request.sequence, request.tokens, request.sampling)
+        available = proposer.num_available(request.sequence, request.tokens, request.grammar)
         return min(most, available)
 
     def _estimates(
@@ -240,13 +250,11 @@ class Speculation:
         """The cohort of the drafts that this proposer has for the request in this step."""
         if not self._capabilities[name].cohorts:
             return request.cohort
-        return cast(HindsightProposer, self._proposers[name]).cohort(request.sequence)
+        return self._proposers[name].cohort(request.sequence)
 
     def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
         """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
-        if not self._capabilities[name].has_hindsight:
-            return 0, 0
-        proposer = cast(HindsightProposer, self._proposers[name])
+        proposer = self._proposers[name]
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
@@ -297,9 +305,8 @@ def _cut(task: DraftTask, draft: Draft) -> Draft | None:
     """The draft up to the first token that the request's grammar forbids; None if nothing is left.
     Sampled drafts must not be cut, see `VerifyRequest.draft_probs`; a draft model makes none that
     are forbidden."""
-    grammar = task.sampling.grammar
-    if grammar is not None and draft.probs is None:
-        draft = Draft(draft.tokens[: grammar.num_allowed(task.tokens, draft.tokens)])
+    if task.grammar is not None and draft.probs is None:
+        draft = Draft(draft.tokens[: task.grammar.num_allowed(task.tokens, draft.tokens)])
     return draft if draft.tokens else None
 
 

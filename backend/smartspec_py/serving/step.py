@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import PlannerSettings
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
+
+
+class Mode(Enum):
+    """How a step decides the draft lengths of policies that use the cost model."""
+
+    SEARCH = auto()  # the planner chooses
+    REST = auto()  # no drafts: recent plans cost more time than they gained
+    GUARD = auto()  # no drafts: by measurement, speculation loses time
 
 
 class Reason(StrEnum):

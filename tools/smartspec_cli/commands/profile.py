@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -130,7 +131,8 @@ def speeds_of(
         for number in range(batch_size)
     ]
     lengths = range(max_draft_len + 1)
-    return [evaluate(views, [length] * batch_size, cost).goodput for length in lengths]
+    same = replace(cost, change_s=0.0)  # a length that stays the same prepares nothing
+    return [evaluate(views, [length] * batch_size, same).goodput for length in lengths]
 
 
 def _measured(

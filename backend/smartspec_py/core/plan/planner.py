@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -47,6 +47,9 @@ SEARCHES: Mapping[str, Callable[[PlanProblem], Choice]] = {
     "goodput": best_of_each,
 }
 """The policies that search for a plan, in the order in which they choose."""
+
+LEARNING = (BATCH_TABLE, *SEARCHES)
+"""Policies that use the cost model."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,14 @@ class PlannerSettings:
     batch_table: table for sequences with the policy `batch_table`.
     num_prefilling: requests in prefill during the step. They gain nothing from drafts.
     ready_sizes: the numbers of tokens that a target pass can have without preparation. Others cost
-        `CostModel.change_s` more. None charges no pass, which is the cost of a draft length that
-        stays the same.
+        `CostModel.change_s` more.
     forced: draft lengths by sequence that replace the choice of its policy, limited by
         `max_draft_len`.
     """
 
     batch_table: BatchTable | None = None
     num_prefilling: int = 0
-    ready_sizes: Collection[int] | None = None
+    ready_sizes: Collection[int] = ()
     forced: Mapping[SequenceId, int] = field(default_factory=dict)
 
 
@@ -181,7 +183,7 @@ def without_drafts(
     num_tokens = len(views)
     context_len = sum([view.context_len for view in views]) / num_tokens
     seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.host_s
-    if settings.ready_sizes is not None and num_tokens not in settings.ready_sizes:
+    if num_tokens not in settings.ready_sizes:
         seconds += cost.change_s
     draft_lens = dict.fromkeys([view.sequence for view in views], 0)
     return SpecPlan(draft_lens, float(num_tokens), max(seconds, MIN_STEP_S))
@@ -193,8 +195,9 @@ def batch_table_of(
     """Compute the table by grid search: for each batch size, the fastest k in 0..max_draft_len.
 
     accept_prob: one probability for all positions. The paper does not use measured acceptance
-    either.
+    either. A draft length that stays the same needs no preparation of other sizes.
     """
+    cost = replace(cost, change_s=0.0)
     option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
     view = SequenceView(0, 0, 1, BATCH_TABLE, (option,))
     scores = [uniform_scores(problem_of([view] * batch_size, cost))[1] for batch_size in rows]

@@ -169,7 +169,7 @@ def problem_of(
     cost: CostModel,
     given: Sequence[int | None] = (),
     num_prefilling: int = 0,
-    ready_sizes: Collection[int] | None = None,
+    ready_sizes: Collection[int] = (),
 ) -> PlanProblem:
     """Build the problem of these views. At least one view is required.
 
@@ -201,11 +201,11 @@ def problem_of(
     gains = np.zeros((len(options), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
-    if ready_sizes is not None and cost.change_s:
-        verify_s = verify_s + cost.change_s
+    if cost.change_s:
+        charges = np.full(len(verify_s), cost.change_s)
         ready = [size - batch_size for size in ready_sizes]
-        ready = [drafts for drafts in ready if 0 <= drafts < len(verify_s)]
-        verify_s[ready] -= cost.change_s
+        charges[[drafts for drafts in ready if 0 <= drafts < len(charges)]] = 0.0
+        verify_s = verify_s + charges
     fixed_s = np.array(drafts_s)
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_PER_STEP, 1.0)

@@ -35,6 +35,7 @@ from operator import eq
 import torch
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, TokenLogProb, Verification
+from smartspec_py.engines.base import Failure
 from smartspec_py.engines.decoding.noise import Stream, noise_key, uniform_noise
 from smartspec_py.engines.decoding.shaping import Shaping, TokenHistory, shape_logits
 from smartspec_py.engines.decoding.truncation import (
@@ -42,6 +43,11 @@ from smartspec_py.engines.decoding.truncation import (
     best_tokens,
     truncate,
     truncation_kind,
+)
+
+NOT_FINITE = Failure(
+    "the model's logits are not finite: its numbers overflow in this precision; use a wider dtype "
+    "or another checkpoint"
 )
 
 _MAX_SCORES = 1 << 24
@@ -68,11 +74,12 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """tokens: the accepted drafts and one more token; empty if the logits of the latter are not
-    finite. log_probs: of each token; empty unless requested."""
+    """tokens: the accepted drafts and one more token; empty if that could not be drawn, and then
+    `failure` says why. log_probs: of each token; empty unless requested."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[TokenLogProb, ...] = ()
+    failure: Failure | None = None
 
     @property
     def num_accepted(self) -> int:
@@ -109,27 +116,28 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     """Verify the requests with their rows of logits [sum of len(drafts) + 1, vocab], float32.
 
     A token is drawn from each row, and drafts that equal the drawn tokens are accepted. A row with
-    NaN, or whose maximum is infinite, draws NO_TOKEN, which equals no draft.
+    NaN, or whose maximum is infinite, or whose grammar has failed, draws NO_TOKEN, which equals no
+    draft.
     """
     firsts = list(accumulate((len(one.drafts) + 1 for one in requests), initial=0))[:-1]
     pairs = list(zip(requests, firsts, strict=True))
-    shaped = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
+    shaped, failures = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
     tokens = best_tokens(shaped, 1)[:, 0]
     for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
         tokens[_index(group, logits)] = _drawn(shaped, group)
-    peaks = logits.amax(-1)
-    if any(one.sampling.grammar is not None and one.sampling.grammar.error for one in requests):
-        peaks = torch.maximum(peaks, shaped.amax(-1))  # NaN if either is
-    drawn_tokens = [
-        token if math.isfinite(peak) else NO_TOKEN
-        for token, peak in zip(tokens.tolist(), peaks.tolist(), strict=True)
-    ]
+    for row, peak in enumerate(logits.amax(-1).tolist()):
+        if not math.isfinite(peak):
+            failures[row] = NOT_FINITE
+    drawn_tokens = tokens.tolist()
+    for row in failures:
+        drawn_tokens[row] = NO_TOKEN
     results = []
     for request, first in pairs:
         drawn = drawn_tokens[first : first + len(request.drafts) + 1]
         num_accepted = sum(takewhile(bool, map(eq, request.drafts, drawn)))
-        is_finite = drawn[num_accepted] != NO_TOKEN
-        results.append(VerifyResult(tuple(drawn[: num_accepted + 1]) if is_finite else ()))
+        failure = failures.get(first + num_accepted)
+        kept = () if failure else tuple(drawn[: num_accepted + 1])
+        results.append(VerifyResult(kept, failure=failure))
     return _with_log_probs(results, logits, requests, firsts)
 
 
@@ -146,7 +154,7 @@ def draft_tokens(
         for row, one in enumerate(requests)
         if one.sampling.shapes_logits
     ]
-    shaped = shape_logits(logits, shapings)
+    shaped, _ = shape_logits(logits, shapings)
     tokens = best_tokens(shaped, 1)[:, 0]
     probs: list[torch.Tensor | None] = [None] * len(requests)
     draws = [

@@ -16,8 +16,9 @@ A row of float32 logits at an absolute position is shaped in this order:
 Drafts before the position count as generated tokens. So the target verifies a draft as if the
 drafts before it were already part of the text. If steps 1 and 2 leave no token in a row, the row
 draws the most probable token after step 0. The request continues without an error. So `min_tokens`
-and `bad_words` have no effect where the grammar leaves no other token. If the grammar has failed,
-the row becomes NaN. A row after drafts that the grammar forbids is not used, and stays as it is.
+and `bad_words` have no effect where the grammar leaves no other token. A row after
+drafts that the grammar forbids is not used, and stays as it is. So does a row whose grammar has
+failed.
 
 Temperature and truncation follow in `truncation.py`.
 
@@ -37,16 +38,18 @@ import numpy.typing as npt
 import torch
 
 from smartspec_py.core.types import SamplingParams
+from smartspec_py.defaults import GUIDE_FIELD
+from smartspec_py.engines.base import Failure, Grammar
 
 
 class TokenHistory:
     """The tokens of one sequence, counted as they arrive; the first num_prompt are its prompt.
 
-    Needed only if `SamplingParams.shapes_logits`.
+    Needed only if `SamplingParams.shapes_logits`. grammar: of its text.
     """
 
-    def __init__(self, num_prompt: int) -> None:
-        self.num_prompt = num_prompt
+    def __init__(self, num_prompt: int, grammar: Grammar | None = None) -> None:
+        self.num_prompt, self.grammar = num_prompt, grammar
         self._tokens: list[int] = []
         self._slots: dict[int, int] = {}
         self._distinct = np.zeros(64, np.int64)
@@ -101,13 +104,16 @@ class Shaping:
     drafts: tuple[int, ...] = ()
 
 
-def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Tensor:
-    """The logits [n, vocab] with these rows shaped, as a copy if there are any. Rows ascend."""
+def shape_logits(
+    logits: torch.Tensor, shapings: Sequence[Shaping]
+) -> tuple[torch.Tensor, dict[int, Failure]]:
+    """The logits [n, vocab] with these rows shaped, as a copy if there are any. Rows ascend. Also
+    the rows whose grammar has failed."""
     if not shapings:
-        return logits
+        return logits, {}
     index = torch.tensor([one.row for one in shapings], device=logits.device)
     rows = logits[index]
-    _exclude(rows, shapings)
+    failures = _exclude(rows, shapings)
     may_ban = any(one.sampling.may_ban for one in shapings)
     best = rows.argmax(-1, keepdim=True) if may_ban else None
     _add_biases(rows, shapings)
@@ -116,13 +122,16 @@ def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Ten
         # The logit becomes 0, so that even logits that are all -inf give a distribution.
         is_dead = rows.amax(-1, keepdim=True) == -torch.inf
         rows.scatter_(-1, best, rows.gather(-1, best).masked_fill_(is_dead, 0.0))
-    return rows if len(rows) == len(logits) else logits.index_copy(0, index, rows)
+    whole = rows if len(rows) == len(logits) else logits.index_copy(0, index, rows)
+    return whole, failures
 
 
-def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
-    """Set the logits of tokens that grammars forbid to -inf, and rows of failed grammars to NaN."""
+def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> dict[int, Failure]:
+    """Set the logits of tokens that grammars forbid to -inf. Returns the rows whose grammar has
+    failed."""
+    failures = {}
     for row, one in zip(rows, shapings, strict=True):
-        grammar = one.sampling.grammar
+        grammar = one.history.grammar
         if grammar is None:
             continue
         forbidden = grammar.forbidden(one.history.tokens, one.drafts, one.sampling.end_tokens)
@@ -130,7 +139,8 @@ def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
             mask = torch.from_numpy(forbidden[: len(row)])
             row.masked_fill_(mask.to(row.device), -torch.inf)
         elif grammar.error:
-            row.fill_(torch.nan)
+            failures[one.row] = Failure(f"cannot be followed further: {grammar.error}", GUIDE_FIELD)
+    return failures
 
 
 def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:

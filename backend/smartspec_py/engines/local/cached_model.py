@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.local.rows import Row, RowTable
 from smartspec_py.engines.runtimes.runner import Runner
@@ -67,5 +68,7 @@ class CachedModel(Generic[S]):
             self.runner.cache.drop_row(index)
 
 
-def history_of(sampling: SamplingParams, num_prompt: int) -> TokenHistory | None:
-    return TokenHistory(num_prompt) if sampling.shapes_logits else None
+def history_of(
+    sampling: SamplingParams, num_prompt: int, grammar: Grammar | None
+) -> TokenHistory | None:
+    return TokenHistory(num_prompt, grammar) if sampling.shapes_logits else None

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
     SHORT_LAG,
     Draft,
     DraftTask,
+    Grammar,
+    Proposer,
     ProposerCapabilities,
 )
 from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
@@ -77,8 +79,8 @@ class Drafting:
         return Draft(tuple(self.tokens), probs)
 
 
-class DraftModelProposer(CachedModel[DraftSequence]):
-    """A causal language model as a `Proposer`."""
+class DraftModelProposer(CachedModel[DraftSequence], Proposer):
+    """A causal language model that drafts."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         return self._capabilities
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self._capabilities.max_draft_len
 
@@ -145,7 +147,7 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         state = self._sequences.get(task.sequence)
         if state is None:
             row = self._allocate(task.sequence, task.tokens, task.num_prompt, task.reuses_prefix)
-            history = history_of(task.sampling, task.num_prompt)
+            history = history_of(task.sampling, task.num_prompt, task.grammar)
             state = DraftSequence(row, history, num_valid=row.num_cached)
             self._sequences[task.sequence] = state
         if state.history is not None:

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import Draft, DraftTask
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import Draft, DraftTask, Grammar
 from smartspec_py.engines.local.draft_model import Drafting, DraftModelProposer, DraftSequence
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
@@ -73,7 +73,7 @@ class EagleProposer(DraftModelProposer):
         self._states: dict[SequenceId, _States] = {}
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self._capabilities.max_draft_len if self._num_states(sequence) else 0
 

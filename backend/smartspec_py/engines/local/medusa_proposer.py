@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 import torch
 
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
+from smartspec_py.engines.base import (
+    NO_DRAFT,
+    Draft,
+    DraftTask,
+    Grammar,
+    Proposer,
+    ProposerCapabilities,
+)
 from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.local.cached_model import history_of
@@ -67,8 +74,8 @@ class _Drafting:
         return Draft(tuple(self.guesses[:num]), torch.stack(probs) if probs else None)
 
 
-class HeadsProposer:
-    """Medusa heads as a `HindsightProposer`. It knows only sequences whose hidden states were
+class HeadsProposer(Proposer):
+    """Medusa heads. It knows only sequences whose hidden states were
     reported."""
 
     def __init__(self, heads: MedusaHeads, max_sequences: int, longest: int) -> None:
@@ -79,7 +86,6 @@ class HeadsProposer:
             max_draft_len=min(heads.num_heads, longest),
             has_passes=False,
             reads_hidden=True,
-            has_hindsight=True,
         )
         draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
         self._capabilities = replace(self._capabilities, draft_s=draft_s)
@@ -89,7 +95,7 @@ class HeadsProposer:
         return self._capabilities
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self._capabilities.max_draft_len if sequence in self._sequences else 0
 
@@ -118,16 +124,12 @@ class HeadsProposer:
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """See `HindsightProposer`. (0, 0) if it did not draft."""
+        """See `Proposer`. (0, 0) if it did not draft."""
         known = self._sequences.get(sequence)
         if known is None or known.guesses is None or known.guesses.num_known != len(tokens):
             return 0, 0
         are_right = list(map(eq, known.guesses.tokens, generated))
         return len(are_right), sum(takewhile(bool, are_right))
-
-    def cohort(self, sequence: SequenceId) -> str:
-        """Not used, because there are no cohorts."""
-        return ""
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         """Keep the last state. The copy frees the states of the whole pass."""
@@ -136,10 +138,6 @@ class HeadsProposer:
         state = hidden[-1].float().clone()
         known = self._sequences.setdefault(sequence, _Sequence(state))
         known.state = state
-
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """Always 0: heads have no cache."""
-        return 0
 
     def release(self, sequence: SequenceId) -> None:
         self._sequences.pop(sequence, None)
@@ -150,7 +148,7 @@ class HeadsProposer:
     def _history(self, task: DraftTask) -> TokenHistory | None:
         known = self._sequences[task.sequence]
         if known.history is None:
-            known.history = history_of(task.sampling, task.num_prompt)
+            known.history = history_of(task.sampling, task.num_prompt, task.grammar)
         if known.history is not None:
             known.history.extend(task.tokens[len(known.history) :])
         return known.history

@@ -14,8 +14,17 @@ from dataclasses import dataclass
 import torch
 
 from smartspec_py.core.types import PromptLogProbs, SamplingParams, SequenceId
-from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import (
+    Event,
+    Failure,
+    Grammar,
+    Prefill,
+    TargetCapabilities,
+    Verify,
+    Work,
+)
 from smartspec_py.engines.decoding.sampling import (
+    NOT_FINITE,
     VerifyRequest,
     VerifyResult,
     token_log_probs,
@@ -25,11 +34,6 @@ from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence,
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 logger = logging.getLogger(__name__)
-
-NOT_FINITE = (
-    "the model's logits are not finite: its numbers overflow in this precision; use a wider dtype "
-    "or another checkpoint"
-)
 
 
 @dataclass(slots=True)
@@ -80,12 +84,13 @@ class TorchTarget(CachedModel[_Sequence]):
         num_prompt: int,
         sampling: SamplingParams,
         reuses_prefix: bool = True,
+        grammar: Grammar | None = None,
     ) -> int:
         known = list(tokens)
         row = self._allocate(sequence, known, num_prompt, reuses_prefix)
         if self.runner.config.state_layers and row.num_cached:
             row.num_cached -= 1  # a head reads the next token with the state at this one
-        history = history_of(sampling, num_prompt)
+        history = history_of(sampling, num_prompt, grammar)
         if history is not None:
             history.extend(known)
         self._sequences[sequence] = _Sequence(row, history, known, num_prompt, sampling)
@@ -152,15 +157,13 @@ class TorchTarget(CachedModel[_Sequence]):
             VerifyRequest(sampling, position, state.history, drafts, probs),
         )
 
-    def _fail(self, sequence: SequenceId) -> Event:
-        state = self._sequences[sequence]
-        row, grammar = state.row, state.sampling.grammar
-        if grammar is not None and grammar.error:
-            return Event(sequence, error=grammar.error)
-        self.runner.cache.clear_row(row.index)
-        row.tokens, row.num_cached = (), 0
-        logger.error("sequence %d: %s", sequence, NOT_FINITE)
-        return Event(sequence, error=NOT_FINITE)
+    def _fail(self, sequence: SequenceId, failure: Failure | None) -> Event:
+        row = self._sequences[sequence].row
+        if failure is NOT_FINITE:
+            self.runner.cache.clear_row(row.index)
+            row.tokens, row.num_cached = (), 0
+            logger.error("sequence %d: %s", sequence, failure.reason)
+        return Event(sequence, failure=failure)
 
     def _score_prompts(
         self, logits: torch.Tensor, items: Sequence[_Item]
@@ -200,13 +203,14 @@ class TorchTarget(CachedModel[_Sequence]):
             state.row.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden)
         num_drafts = len(item.request.drafts)
-        if not result.tokens and num_drafts and self.runner.cache.spreads_nan:
+        is_sick = result.failure is NOT_FINITE
+        if is_sick and num_drafts and self.runner.cache.spreads_nan:
             # The draft that overflows may not be the first: verify none.
             self.runner.cache.clear_row(state.row.index, item.row_input.position)
             [event] = self._run([Verify(item.sequence, ())])
             return event._replace(num_drafted=num_drafts)
-        if not result.tokens:
-            return self._fail(item.sequence)
+        if result.failure is not None:
+            return self._fail(item.sequence, result.failure)
         state.row.num_cached = end - num_drafts + result.num_accepted
         state.tokens.extend(result.tokens)
         if state.history is not None:

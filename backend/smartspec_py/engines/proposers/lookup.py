@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
-from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import Draft, DraftTask, ProposerCapabilities
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import Draft, DraftTask, Grammar, Proposer, ProposerCapabilities
 
 NOT_FOUND = 0
 """Means that there is no earlier occurrence. No occurrence ends at position 0."""
@@ -56,8 +55,8 @@ class _Index:
     cohort: str = DISAGREED
 
 
-class PromptLookupProposer:
-    """N-gram lookup as a `Proposer`.
+class PromptLookupProposer(Proposer):
+    """N-gram lookup.
 
     Each token is indexed once, so a step costs the same at any context length. An index holds at
     most one entry per token and n.
@@ -68,9 +67,7 @@ class PromptLookupProposer:
         if max_draft_len < 0 or not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"{max_draft_len} drafts after {min_ngram} to {max_ngram} tokens")
         self._ngrams = range(min_ngram, max_ngram + 1)
-        self._capabilities = ProposerCapabilities(
-            max_draft_len, has_passes=False, has_hindsight=True, cohorts=COHORTS
-        )
+        self._capabilities = ProposerCapabilities(max_draft_len, has_passes=False, cohorts=COHORTS)
         self._indexes: dict[SequenceId, _Index] = {}
 
     @property
@@ -78,7 +75,7 @@ class PromptLookupProposer:
         return self._capabilities
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         """max_draft_len if the tail occurred before, else 0.
 
@@ -95,13 +92,10 @@ class PromptLookupProposer:
         """
         return [self._draft(task) for task in tasks]
 
-    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Does nothing: accepted tokens arrive as known tokens in the next call."""
-
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """See `HindsightProposer`. The result of the last lookup of these tokens is reused."""
+        """See `Proposer`. The result of the last lookup of these tokens is reused."""
         found = self._find(sequence, tokens)
         if found == NOT_FOUND:
             return 0, 0
@@ -113,10 +107,6 @@ class PromptLookupProposer:
     def cohort(self, sequence: SequenceId) -> str:
         """The cohort of the match of the last lookup. There must have been a match."""
         return self._indexes[sequence].cohort
-
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """Always 0: prompt lookup runs no model pass."""
-        return 0
 
     def release(self, sequence: SequenceId) -> None:
         self._indexes.pop(sequence, None)

@@ -12,8 +12,15 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import (
+    NO_DRAFT,
+    Draft,
+    DraftTask,
+    Grammar,
+    Proposer,
+    ProposerCapabilities,
+)
 from smartspec_py.engines.trtllm.requests import Bindings, ExecutorModel, cache_salt
 
 logger = logging.getLogger(__name__)
@@ -26,8 +33,8 @@ READ_TOKENS_PER_S = 2000
 """Prefill speed of a slow draft engine; a low estimate. New texts of a burst take seconds."""
 
 
-class TrtllmDraftProposer(ExecutorModel):
-    """A `Proposer` that uses the executor of a draft engine.
+class TrtllmDraftProposer(ExecutorModel, Proposer):
+    """Uses the executor of a draft engine.
 
     max_context_len: maximum tokens of a text with its drafts.
     """
@@ -43,16 +50,20 @@ class TrtllmDraftProposer(ExecutorModel):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(executor, bindings, vocab_size, clock)
-        self.capabilities = ProposerCapabilities(max_draft_len)
+        self._capabilities = ProposerCapabilities(max_draft_len)
         self._max_context_len = max_context_len
         self._num_cached: dict[SequenceId, int] = {}
         self._has_failed = False
 
+    @property
+    def capabilities(self) -> ProposerCapabilities:
+        return self._capabilities
+
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], sampling: SamplingParams
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         room = self._max_context_len - len(tokens)
-        return max(0, min(self.capabilities.max_draft_len, room))
+        return max(0, min(self._capabilities.max_draft_len, room))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Draft the most probable tokens, because the target verifies greedy text only. A request

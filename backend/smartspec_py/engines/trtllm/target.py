@@ -28,7 +28,16 @@ from operator import eq
 from typing import Any
 
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId, TokenLogProb
-from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import (
+    Decode,
+    Event,
+    Failure,
+    Grammar,
+    Prefill,
+    TargetCapabilities,
+    Verify,
+    Work,
+)
 from smartspec_py.engines.trtllm.requests import (
     Bindings,
     ExecutorModel,
@@ -105,6 +114,7 @@ class TrtllmTarget(ExecutorModel):
         num_prompt: int,
         sampling: SamplingParams,
         reuses_prefix: bool = True,
+        grammar: Grammar | None = None,
     ) -> int:
         """Keep the tokens. Returns 0, because the executor finds cached tokens by itself."""
         known = list(map(int, tokens))  # the bindings do not convert NumPy integers
@@ -137,7 +147,8 @@ class TrtllmTarget(ExecutorModel):
         try:
             return self._request(work, held)
         except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
-            self._refused.append(Event(work.sequence, error=f"request rejected: {error}"))
+            failure = Failure(f"request rejected: {error}")
+            self._refused.append(Event(work.sequence, failure=failure))
             return None
 
     def _request(self, work: Work, sequence: _Sequence) -> Any:
@@ -192,7 +203,7 @@ class TrtllmTarget(ExecutorModel):
         flight, state = self._in_flight[sequence], self._held[sequence]
         if response.has_error():
             self._end_work(flight)
-            return Event(sequence, error=str(response.error_msg))
+            return Event(sequence, failure=Failure(str(response.error_msg)))
         pass_s = 0.0 if flight.start_s is None else now_s - flight.start_s
         flight.start_s = None
         result = response.result
