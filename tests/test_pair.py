@@ -200,6 +200,7 @@ def test_windows_are_served(tmp_path: Path, config: dict[str, Any]) -> None:
         ("tokenizer.json", "{}", "has a tokenizer.json that cannot be used"),
         ("config.json", "{", "unreadable config.json"),
         ("config.json", "[]", "has a config.json that is not a JSON object"),
+        ("config.json", "[" * 100_000, "unreadable config.json (maximum recursion depth"),
     ],
 )
 def test_missing_and_damaged_files_are_named(
@@ -229,6 +230,15 @@ def test_weights_may_be_sharded(target: Path, single: str) -> None:
     assert f"lacks 1 of its 1 weight files, such as {shard.name}" in refusal(target, None)
     (target / f"{single}.index.json").write_text("{}")
     assert f"has a {single}.index.json without weight_map: replace it" in refusal(target, None)
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", 5, None, ["x"]])
+def test_shards_are_files_beside_their_index(target: Path, file: Any) -> None:
+    (target / "model.safetensors").rename(target.parent / "x.safetensors")
+    index = {"metadata": {}, "weight_map": {"y": file}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    sentence = f"has the file {file!r} for y in its model.safetensors.index.json, which must be "
+    assert sentence in refusal(target, None)
 
 
 @pytest.mark.parametrize(("length", "is_sharded"), [(0, True), (4, False), (40, True), (-1, False)])

@@ -144,6 +144,12 @@ def weight_files(name: str, folder: Path) -> list[str]:
             shards = index.get("weight_map")
             if not isinstance(shards, dict):
                 raise ModelError(f"{name} has a {single}.index.json without weight_map: replace it")
+            for tensor, file in shards.items():
+                if not isinstance(file, str) or Path(file).name != file:
+                    raise ModelError(
+                        f"{name} has the file {file!r} for {tensor} in its {single}.index.json, "
+                        "which must be the name of a file beside it: replace it"
+                    )
             return sorted(set(shards.values()))
     return []
 
@@ -291,7 +297,7 @@ def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
         document = json.loads((folder / file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{name} has an unreadable {file} ({error}): replace it") from error
     if not isinstance(document, dict):
         raise ModelError(f"{name} has a {file} that is not a JSON object: replace it")
