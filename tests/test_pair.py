@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
+from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.engines.torch import pair
 from smartspec_py.engines.torch.checkpoint import ModelError
@@ -210,6 +211,38 @@ def test_missing_and_damaged_files_are_named(
         (target / file).unlink()
     else:
         (target / file).write_text(content)
+    assert sentence in refusal(target, None)
+
+
+def tokenizer_of(model: models.Model, start: int | None = None) -> str:
+    """A tokenizer.json; start: the id of a token that begins each text."""
+    tokenizer = Tokenizer(model)
+    if start is not None:
+        tokenizer.post_processor = TemplateProcessing(
+            single=["<s>", "$A"], special_tokens=[("<s>", start)]
+        )
+    text: str = tokenizer.to_str()
+    return text
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (tokenizer_of(models.BPE()), "has a tokenizer.json without tokens: replace it"),
+        (
+            tokenizer_of(models.WordPiece(VOCAB, unk_token="[UNK]")),
+            "cannot encode every text (WordPiece error: Missing [UNK] token",
+        ),
+        (
+            tokenizer_of(models.BPE(VOCAB, MERGES), start=8),
+            "has a vocab_size of 8, but its tokenizer has the token id 8",
+        ),
+    ],
+)
+def test_tokenizers_that_fail_with_a_text_are_refused(
+    target: Path, content: str, sentence: str
+) -> None:
+    (target / "tokenizer.json").write_text(content)
     assert sentence in refusal(target, None)
 
 
