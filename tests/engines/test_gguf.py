@@ -345,6 +345,7 @@ def test_end_tokens_and_templates(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": 3}, "has 4 heads of 64 and 3 of keys"),
         ({"llama.attention.head_count": 3}, "has 3 heads of 64 and 2 of keys"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_epsilon nan, but"),
+        ({"general.quantization_version": 1}, "quantization_version 1, but it must be 2"),
         ({"general.alignment": 0}, r"damaged, .* \(general.alignment 0\): copy it again"),
         ({"tokenizer.ggml.eos_token_id": 303}, "eos_token_id 303, .* a whole number in 0..302"),
         ({"tokenizer.ggml.eos_token_id": [0]}, r"eos_token_id \[0\], but it must be a whole"),
