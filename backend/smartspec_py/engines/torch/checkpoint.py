@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from smartspec_py.engines.torch.gguf_folder import INDEX
@@ -288,6 +289,8 @@ def quantization(name: str, folder: Path) -> Any:
 
 def first_line(error: Exception) -> str:
     """The first line of the message; the type of the error if there is no message."""
+    if isinstance(error, UnpicklingError):  # PyTorch advises to run the file's code
+        return "it has more than tensors, or is damaged"
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

@@ -37,6 +37,8 @@ CONSTANTS = re.compile(
 )
 """Names of tensors that old checkpoints have although they follow from the configuration."""
 
+WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 SCALE_BYTES = 8
 """Of the scale and the zero of a head's key or value in a cache of 8 bits, in float32."""
 
@@ -264,14 +266,19 @@ def load_model(config: RunnerConfig) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_shape` names them
         )
     except Exception as error:  # a damaged *.bin can raise any exception of pickle
         reason = first_line(error)
         raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
     model, info = loaded
     check_complete(info["missing_keys"], config)
-    if unexpected := info["unexpected_keys"]:
-        check_used(unexpected, file_tensors(config.path), config)
+    for name, found, wanted in sorted(info["mismatched_keys"]):
+        check_shape(name, found, wanted, config)
+    files = file_tensors(config.path) if tensors is None else tensors
+    check_used(info["unexpected_keys"], files, config)
+    for name in files:
+        check_type(name, files[name], config)
     if hf_config.tie_word_embeddings and getattr(model, "_tied_weights_keys", None):
         pair = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         check_tied(pair[0] is pair[1], config)
@@ -313,6 +320,27 @@ def check_tied(is_tied: bool, config: RunnerConfig) -> None:
         raise ModelError(
             f"{config.path}: the weight files have an output layer that is not the embedding: set "
             "tie_word_embeddings in config.json to false"
+        )
+
+
+def check_type(name: str, tensor: torch.Tensor, config: RunnerConfig) -> None:
+    """Numbers of other types stand for others, with scales that the files do not have."""
+    if tensor.dtype not in WEIGHT_TYPES and not CONSTANTS.search(name):
+        found, *known = (str(one).removeprefix("torch.") for one in (tensor.dtype, *WEIGHT_TYPES))
+        raise ModelError(
+            f"{config.path}: the weight files have the tensor {name} of the type {found}, which "
+            f"must be one of {', '.join(known)}: use another checkpoint"
+        )
+
+
+def check_shape(
+    name: str, found: Sequence[int], wanted: Sequence[int], config: RunnerConfig
+) -> None:
+    """found: of the tensor in the files. wanted: of the model of config.json."""
+    if tuple(found) != tuple(wanted):
+        raise ModelError(
+            f"{config.path}: the weight files have the tensor {name} of the shape {tuple(found)}, "
+            f"but its config.json says {tuple(wanted)}: use the config.json of this checkpoint"
         )
 
 

@@ -19,7 +19,7 @@ from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quanti
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.gguf_weights import GgufWeights
 from smartspec_py.engines.torch.quantized import QuantizedTensors
-from smartspec_py.engines.torch.runner import RunnerConfig, check_finite
+from smartspec_py.engines.torch.runner import RunnerConfig, check_finite, check_shape, check_type
 
 CHUNK = 1 << 18
 """Numbers that are compressed at once. The float32 copy stays in the processor's caches: with 64
@@ -45,11 +45,24 @@ def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
-            loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
+            found = torch.load(path, mmap=is_zipfile(path), weights_only=True)
         except Exception as error:  # a damaged file can raise any exception of pickle
             reason = first_line(error)
             raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
+        if not isinstance(found, dict) or not all(torch.is_tensor(one) for one in found.values()):
+            raise ModelError(f"{path} does not have tensors alone: replace it")
+        _check_once(path, loaded, found)
+        loaded |= found
     return loaded
+
+
+def _check_once(path: Path, known: Iterable[str], found: Iterable[str]) -> None:
+    """Which of two tensors is right cannot be known. known: names in the files before."""
+    if twice := set(known) & set(found):
+        raise ModelError(
+            f"{path} has the tensor {min(twice)}, and so has another weight file: copy the whole "
+            "checkpoint again"
+        )
 
 
 class _Safetensors(Mapping[str, torch.Tensor]):
@@ -57,7 +70,9 @@ class _Safetensors(Mapping[str, torch.Tensor]):
         self._files: dict[str, Path] = {}
         for path in paths:
             with safe_open(path, "pt") as file:
-                self._files |= dict.fromkeys(file.keys(), path)
+                names = list(file.keys())
+            _check_once(path, self._files, names)
+            self._files |= dict.fromkeys(names, path)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with safe_open(self._files[name], "pt") as file:
@@ -75,12 +90,17 @@ class FileWeights(Mapping[str, torch.Tensor]):
     """The tensors of a model directory by name, each checked when it is read first."""
 
     def __init__(self, config: RunnerConfig) -> None:
-        """Raises ModelError if a file cannot be read; so does reading a tensor with a number that
-        is not finite in the precision of the products."""
+        """Raises ModelError if a file cannot be read; so does reading a tensor of another type or
+        shape, or with a number that is not finite in the precision of the products."""
         self._config = config
         self._tensors = file_tensors(config.path)
         self._checked: set[str] = set()
         self._left_out: set[str] = set()
+        self._shapes: dict[str, torch.Size] = {}
+
+    def expect(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Check that those of these names have these shapes."""
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Be without these tensors from now on."""
@@ -91,9 +111,11 @@ class FileWeights(Mapping[str, torch.Tensor]):
             raise KeyError(name)
         tensor = self._tensors[name]
         if name not in self._checked:
+            check_type(name, tensor, self._config)
+            check_shape(name, tensor.shape, self._shapes.get(name, tensor.shape), self._config)
             check_finite(name, tensor, self._config)
             self._checked.add(name)
-        return tensor
+        return tensor.float() if tensor.dtype == torch.float64 else tensor
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._tensors if name not in self._left_out)
