@@ -80,7 +80,13 @@ SERVED_ROTATIONS = (*ROTATIONS, "longrope")
 
 
 QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "gptq": {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")},
+    "gptq": {
+        "bits": (4, 8),
+        "checkpoint_format": (None, "gptq", "gptq_v2"),
+        "format": (None, "gptq", "gptq_v2"),
+        "is_marlin_format": (None, False),
+        "rotation": (None,),
+    },
     "awq": {"bits": (4,), "version": (None, "gemm"), "zero_point": (None, True)},
     "compressed-tensors": {
         "format": ("pack-quantized", "int-quantized"),
@@ -254,12 +260,19 @@ def check_quantization(name: str, folder: Path) -> None:
     if not settings:
         return
     settings = _dict(settings)
-    method = str(settings.get("quant_method"))
+    if _dict(settings.get("sparsity_config")).get("format") == "dense":  # its others describe it
+        settings = {**settings, "sparsity_config": None}
     _check_settings(name, settings, {"quant_method": tuple(QUANTIZATIONS)})
+    method = str(settings["quant_method"]).lower()
     _check_settings(name, settings, QUANTIZATIONS[method])
+    if method == "gptq" and settings.get("checkpoint_format"):
+        _check_settings(name, settings, {"format": (None, settings["checkpoint_format"].lower())})
     if method != "compressed-tensors":
         return
-    for group in _dict(settings.get("config_groups")).values():
+    groups = settings.get("config_groups")
+    if groups is not None and not isinstance(groups, dict):
+        raise _wrong_field(name, "config_groups", groups, "an object")
+    for group in _dict(groups).values():
         _check_settings(name, _dict(group), QUANTIZED_GROUP)
         _check_settings(name, _dict(_dict(group).get("weights")), QUANTIZED_WEIGHTS)
 
