@@ -183,10 +183,10 @@ def check_model(name: str, folder: Path) -> None:
         raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
     classes = document.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
-        raise _wrong_field(name, "architectures", classes, "a list of texts")
+        raise wrong_field(name, "architectures", classes, "a list of texts")
     for field in ("dtype", "torch_dtype"):
         if (dtype := document.get(field)) not in DTYPES:
-            raise _wrong_field(name, field, dtype, f"one of {', '.join(map(str, DTYPES[1:]))}")
+            raise wrong_field(name, field, dtype, f"one of {', '.join(map(str, DTYPES[1:]))}")
     if is_eagle(document) or any(key.startswith("medusa_") for key in document):
         raise ModelError(
             f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
@@ -209,7 +209,8 @@ def check_model(name: str, folder: Path) -> None:
                 )
 
 
-def _wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
+def wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
+    """The error for a value in config.json. rule: what it must be."""
     text = repr(value)
     text = text if len(text) <= 40 else f"{text[:40]}.."
     return ModelError(
@@ -222,16 +223,18 @@ def check_sizes(name: str, config: Any) -> None:
     for field in SIZES:
         value = getattr(config, field, None)
         if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
-            raise _wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+            raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
     padding = getattr(config, "pad_token_id", None)
     if padding is not None and padding >= config.vocab_size:
         rule = f"less than the vocab_size of {config.vocab_size}"
-        raise _wrong_field(name, "pad_token_id", padding, rule)
+        raise wrong_field(name, "pad_token_id", padding, rule)
 
 
 def is_eagle(document: Mapping[str, Any]) -> bool:
     """Whether this config.json describes an EAGLE or speculators head."""
-    names = [document.get("speculators_model_type", ""), *(document.get("architectures") or ())]
+    classes = document.get("architectures")
+    names = [document.get("speculators_model_type", "")]
+    names += classes if isinstance(classes, list) else []
     return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
 
 
@@ -271,7 +274,7 @@ def check_quantization(name: str, folder: Path) -> None:
         return
     groups = settings.get("config_groups")
     if groups is not None and not isinstance(groups, dict):
-        raise _wrong_field(name, "config_groups", groups, "an object")
+        raise wrong_field(name, "config_groups", groups, "an object")
     for group in _dict(groups).values():
         _check_settings(name, _dict(group), QUANTIZED_GROUP)
         _check_settings(name, _dict(_dict(group).get("weights")), QUANTIZED_WEIGHTS)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 from zipfile import is_zipfile
 
 import torch
@@ -49,11 +50,16 @@ def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
         except Exception as error:  # a damaged file can raise any exception of pickle
             reason = first_line(error)
             raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
-        if not isinstance(found, dict) or not all(torch.is_tensor(one) for one in found.values()):
-            raise ModelError(f"{path} does not have tensors alone: replace it")
+        check_tensors(path, found)
         _check_once(path, loaded, found)
         loaded |= found
     return loaded
+
+
+def check_tensors(path: Path, loaded: Any) -> None:
+    """Raise ModelError unless what PyTorch loaded of the file is tensors by name."""
+    if not isinstance(loaded, dict) or not all(torch.is_tensor(one) for one in loaded.values()):
+        raise ModelError(f"{path} does not have tensors alone: replace it")
 
 
 def _check_once(path: Path, known: Iterable[str], found: Iterable[str]) -> None:
