@@ -163,6 +163,19 @@ def test_unfit_architectures_are_refused(
         ("head_dim", 0, r"the head_dim 0 .* a whole number in 1\.\.100000000"),
         ("vocab_size", 10**12, "the vocab_size 1000000000000 in its config.json"),
         ("num_hidden_layers", True, "num_hidden_layers"),
+        ("rms_norm_eps", -1.0, r"the rms_norm_eps -1\.0 .* a number in 0\.\.1"),
+        ("rms_norm_eps", float("nan"), "the rms_norm_eps nan"),
+        (
+            "rope_parameters",
+            {"rope_type": "default", "rope_theta": 0},
+            "the rope_theta 0 .* above 0",
+        ),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": "x"}, "the rope_theta 'x'"),
+        (
+            "rope_parameters",
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0},
+            r"the factor -2\.0",
+        ),
         ("pad_token_id", 10**12, "the pad_token_id .* less than the vocab_size"),
     ],
 )

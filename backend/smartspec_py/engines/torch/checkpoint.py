@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -74,6 +75,14 @@ SIZES = (
 """Fields of a configuration that count something, if they are there."""
 
 MOST_SIZE = 100_000_000
+
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
+OF_ROTATION = (
+    *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor"),
+    *("beta_fast", "beta_slow", "partial_rotary_factor", "original_max_position_embeddings"),
+)
+"""Numbers of a rotary embedding, which Transformers does not check. With wrong ones, such as
+negative ones under a root, all logits are NaN, and texts are empty."""
 
 SERVED_ROTATIONS = (*ROTATIONS, "longrope")
 """See `rope.fix_longrope`."""
@@ -224,6 +233,16 @@ def check_sizes(name: str, config: Any) -> None:
         value = getattr(config, field, None)
         if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
             raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+    for field in EPSILONS:
+        value = getattr(config, field, None)
+        if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
+            raise wrong_field(name, field, value, "a number in 0..1")
+    for settings in _settings_of_rotations(getattr(config, "rope_parameters", None)):
+        for field in OF_ROTATION:
+            value = settings.get(field)
+            is_number = type(value) in (int, float)
+            if value is not None and not (is_number and 0 < value < math.inf):
+                raise wrong_field(name, field, value, "a number above 0")
     padding = getattr(config, "pad_token_id", None)
     if padding is not None and padding >= config.vocab_size:
         rule = f"less than the vocab_size of {config.vocab_size}"
@@ -250,11 +269,15 @@ def check_heads(folder: Path) -> None:
 
 
 def _rotations(settings: Any) -> list[Any]:
-    """The types in the settings, which can differ by the type of layer."""
+    parts = _settings_of_rotations(settings)
+    return [one.get("rope_type", one.get("type", "default")) for one in parts]
+
+
+def _settings_of_rotations(settings: Any) -> list[Mapping[str, Any]]:
+    """They can differ by the type of layer."""
     if not isinstance(settings, dict):
         return []
-    parts = [one for one in settings.values() if isinstance(one, dict)]
-    return [one.get("rope_type", one.get("type", "default")) for one in parts or [settings]]
+    return [one for one in settings.values() if isinstance(one, dict)] or [settings]
 
 
 def check_quantization(name: str, folder: Path) -> None:

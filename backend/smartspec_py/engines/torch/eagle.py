@@ -137,8 +137,6 @@ def _layer(folder: Path, document: Mapping[str, Any]) -> LlamaConfig:
             f"{folder} has a config.json that Transformers cannot use ({reason:.300}): replace it"
         ) from error
     check_sizes(str(folder), layer)
-    if not 0 <= layer.rms_norm_eps <= 1:
-        raise wrong_field(str(folder), "rms_norm_eps", layer.rms_norm_eps, "a number in 0..1")
     return layer
 
 
