@@ -372,6 +372,9 @@ def test_damaged_and_ambiguous_files_are_refused(tmp_path: Path) -> None:
         check_files("the target", folder)
     with pytest.raises(ConfigError, match=r"not complete or too new .* ends after"):
         model_folder(path)
+    (folder / "gguf.json").write_text("{}")
+    with pytest.raises(ModelError, match="was made of None, which has changed"):
+        check_files("the target", folder)
     path.write_bytes(whole[:2000])
     with pytest.raises(ConfigError, match="damaged, not complete or too new"):
         model_folder(path)

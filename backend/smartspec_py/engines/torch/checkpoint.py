@@ -130,8 +130,8 @@ def check_files(name: str, folder: Path) -> None:
         )
     check_model(name, folder)
     if (index := read_json(name, folder, INDEX)) is not None:
-        source = Path(index["file"])
-        if not source.is_file() or source.stat().st_size != index["size"]:
+        source = Path(str(index.get("file")))
+        if not source.is_file() or source.stat().st_size != index.get("size"):
             raise ModelError(f"{name} was made of {source}, which has changed: give its path")
         return
     files = weight_files(name, folder)
