@@ -255,7 +255,7 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleHea
             weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
     module = _module(config, target)
     for name, tensor in weights.items():
-        check_type(name, tensor, replace(own, path=folder))
+        check_type(name, tensor.dtype, replace(own, path=folder))
     placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
     for name, tensor in placed.items():
         check_finite(name, tensor, replace(own, path=folder))

@@ -90,7 +90,7 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     target = load_config(own)
     for name, tensor in tensors.items():
         if not TOKEN_MAP.match(name):
-            check_type(name, tensor, replace(own, path=folder))
+            check_type(name, tensor.dtype, replace(own, path=folder))
     blocks, lm_heads = _parted(folder, tensors)
     if not blocks or sorted(blocks) != list(range(len(blocks))):
         raise ModelError(f"{folder} has no Medusa heads: {FILES[0]} must have tensors of heads 0..")

@@ -251,7 +251,7 @@ def load_model(config: RunnerConfig) -> Any:
     source: Any = config.path
     tensors: Any = None
     model_class: Any = AutoModelForCausalLM
-    from smartspec_py.engines.torch.weights import file_tensors  # it imports this module
+    from smartspec_py.engines.torch.weights import file_tensors, types_of  # it imports this
 
     if (config.path / INDEX).is_file() or quantization(str(config.path), config.path):
         source, tensors = None, dict(file_tensors(config.path))
@@ -277,8 +277,8 @@ def load_model(config: RunnerConfig) -> Any:
         check_shape(name, found, wanted, config)
     files = file_tensors(config.path) if tensors is None else tensors
     check_used(info["unexpected_keys"], files, config)
-    for name in files:
-        check_type(name, files[name], config)
+    for name, dtype in types_of(files).items():
+        check_type(name, dtype, config)
     if hf_config.tie_word_embeddings and getattr(model, "_tied_weights_keys", None):
         pair = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         check_tied(pair[0] is pair[1], config)
@@ -323,10 +323,10 @@ def check_tied(is_tied: bool, config: RunnerConfig) -> None:
         )
 
 
-def check_type(name: str, tensor: torch.Tensor, config: RunnerConfig) -> None:
+def check_type(name: str, dtype: torch.dtype, config: RunnerConfig) -> None:
     """Numbers of other types stand for others, with scales that the files do not have."""
-    if tensor.dtype not in WEIGHT_TYPES and not CONSTANTS.search(name):
-        found, *known = (str(one).removeprefix("torch.") for one in (tensor.dtype, *WEIGHT_TYPES))
+    if dtype not in WEIGHT_TYPES and not CONSTANTS.search(name):
+        found, *known = (str(one).removeprefix("torch.") for one in (dtype, *WEIGHT_TYPES))
         raise ModelError(
             f"{config.path}: the weight files have the tensor {name} of the type {found}, which "
             f"must be one of {', '.join(known)}: use another checkpoint"
