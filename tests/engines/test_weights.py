@@ -230,6 +230,23 @@ def test_a_tensor_in_two_shards_is_refused(
         load(replace(CONFIG, path=tmp_path))
 
 
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_a_type_that_pytorch_has_not_is_named(
+    tmp_path: Path, load: Callable[[RunnerConfig], Runner]
+) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path) | {NAME: torch.zeros(3, dtype=torch.uint8)}
+    save_file(tensors, path)
+    old, new = b'"dtype":"U8","shape":[3]', b'"dtype":"F6_E2M3","shape":[4]'
+    content = path.read_bytes()
+    assert old in content
+    size = int.from_bytes(content[:8], "little") + len(new) - len(old)
+    path.write_bytes(size.to_bytes(8, "little") + content[8:].replace(old, new))
+    with pytest.raises(ModelError, match=r"cannot be loaded .*F6_E2M3"):
+        load(replace(CONFIG, path=tmp_path))
+
+
 class Opened:
     """What unpickling this object would do."""
 

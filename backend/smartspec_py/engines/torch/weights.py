@@ -14,7 +14,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quantization, weight_files
 from smartspec_py.engines.torch.gguf_folder import INDEX
@@ -77,8 +77,13 @@ class _Safetensors(Mapping[str, torch.Tensor]):
         self.types: dict[str, torch.dtype] = {}
         """Known without opening a file for each tensor, which some models have 20,000 of."""
         for path in paths:
-            with safe_open(path, "pt") as file:
-                types = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+            try:
+                with safe_open(path, "pt") as file:
+                    names = list(file.keys())
+                    types = {name: file.get_tensor(name).dtype for name in names}
+            except (SafetensorError, RuntimeError) as error:  # such as a type of 6 bits
+                reason = first_line(error)
+                raise ModelError(f"{path} cannot be loaded ({reason}): replace it") from error
             _check_once(path, self._files, types)
             self._files |= dict.fromkeys(types, path)
             self.types |= types
