@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
+from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.engines.checkpoints import pair
 from smartspec_py.engines.checkpoints.pair import check_pair
@@ -162,6 +163,19 @@ def test_unfit_architectures_are_refused(
         ("head_dim", 0, r"the head_dim 0 .* a whole number in 1\.\.100000000"),
         ("vocab_size", 10**12, "the vocab_size 1000000000000 in its config.json"),
         ("num_hidden_layers", True, "num_hidden_layers"),
+        ("rms_norm_eps", -1.0, r"the rms_norm_eps -1\.0 .* a number in 0\.\.1"),
+        ("rms_norm_eps", float("nan"), "the rms_norm_eps nan"),
+        (
+            "rope_parameters",
+            {"rope_type": "default", "rope_theta": 0},
+            "the rope_theta 0 .* above 0",
+        ),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": "x"}, "the rope_theta 'x'"),
+        (
+            "rope_parameters",
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0},
+            r"the factor -2\.0",
+        ),
         ("pad_token_id", 10**12, "the pad_token_id .* less than the vocab_size"),
     ],
 )
@@ -200,6 +214,7 @@ def test_windows_are_served(tmp_path: Path, config: dict[str, Any]) -> None:
         ("tokenizer.json", "{}", "has a tokenizer.json that cannot be used"),
         ("config.json", "{", "unreadable config.json"),
         ("config.json", "[]", "has a config.json that is not a JSON object"),
+        ("config.json", "[" * 100_000, "unreadable config.json (maximum recursion depth"),
     ],
 )
 def test_missing_and_damaged_files_are_named(
@@ -209,6 +224,38 @@ def test_missing_and_damaged_files_are_named(
         (target / file).unlink()
     else:
         (target / file).write_text(content)
+    assert sentence in refusal(target, None)
+
+
+def tokenizer_of(model: models.Model, start: int | None = None) -> str:
+    """A tokenizer.json; start: the id of a token that begins each text."""
+    tokenizer = Tokenizer(model)
+    if start is not None:
+        tokenizer.post_processor = TemplateProcessing(
+            single=["<s>", "$A"], special_tokens=[("<s>", start)]
+        )
+    text: str = tokenizer.to_str()
+    return text
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (tokenizer_of(models.BPE()), "has a tokenizer.json without tokens: replace it"),
+        (
+            tokenizer_of(models.WordPiece(VOCAB, unk_token="[UNK]")),
+            "cannot encode every text (WordPiece error: Missing [UNK] token",
+        ),
+        (
+            tokenizer_of(models.BPE(VOCAB, MERGES), start=8),
+            "has a vocab_size of 8, but its tokenizer has the token id 8",
+        ),
+    ],
+)
+def test_tokenizers_that_fail_with_a_text_are_refused(
+    target: Path, content: str, sentence: str
+) -> None:
+    (target / "tokenizer.json").write_text(content)
     assert sentence in refusal(target, None)
 
 
@@ -229,6 +276,15 @@ def test_weights_may_be_sharded(target: Path, single: str) -> None:
     assert f"lacks 1 of its 1 weight files, such as {shard.name}" in refusal(target, None)
     (target / f"{single}.index.json").write_text("{}")
     assert f"has a {single}.index.json without weight_map: replace it" in refusal(target, None)
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", 5, None, ["x"]])
+def test_shards_are_files_beside_their_index(target: Path, file: Any) -> None:
+    (target / "model.safetensors").rename(target.parent / "x.safetensors")
+    index = {"metadata": {}, "weight_map": {"y": file}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    sentence = f"has the file {file!r} for y in its model.safetensors.index.json, which must be "
+    assert sentence in refusal(target, None)
 
 
 @pytest.mark.parametrize(("length", "is_sharded"), [(0, True), (4, False), (40, True), (-1, False)])

@@ -93,7 +93,7 @@ def weights(layer: str, *flags: str) -> dict[str, torch.Tensor]:
         "norm.weight": norm(HIDDEN),
         "lm_head.weight": torch.randn(DRAFTED, HIDDEN),
         "d2t": 3 * torch.arange(DRAFTED) - torch.arange(DRAFTED),  # tokens 0, 3, .., 33
-        "t2d": torch.arange(ROWS) % 3 == 0,
+        "t2d": torch.arange(3 * DRAFTED) % 3 == 0,
     }
     if "norm_before_fc" in flags:
         found["input_norm.weight"] = norm(3 * OF_TARGET)
@@ -307,6 +307,16 @@ def layer_of(**fields: Any) -> dict[str, Any]:
         (layer_of(use_sliding_window=True), "use_sliding_window is True"),
         (layer_of(layer_types=["sliding_attention"]), "use_sliding_window is True"),
         (EAGLE | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
+        (EAGLE | {"draft_vocab_size": "x"}, r"draft_vocab_size 'x' .* a whole number in 1\.\.40"),
+        (EAGLE | {"draft_vocab_size": 41}, "draft_vocab_size 41 in its config.json"),
+        (EAGLE | {"target_hidden_size": 25}, "target_hidden_size 25 .* must be 24, which is that"),
+        (EAGLE | {"norm_before_residual": "no"}, "norm_before_residual 'no' .* true or false"),
+        (EAGLE | {"eagle_config": 5}, "eagle_config 5 .* must be an object"),
+        (EAGLE | {"eagle_aux_hidden_state_layer_ids": [0.5]}, r"layer_ids \[0\.5\] .* a list of"),
+        (EAGLE | {"hidden_size": 0}, "hidden_size 0 in its config.json|cannot use"),
+        (EAGLE | {"rms_norm_eps": -1.0}, "rms_norm_eps -1.0 .* a number in 0..1"),
+        (layer_of(num_attention_heads=0), "a config.json that Transformers cannot use"),
+        (layer_of(rope_theta="x"), "a config.json that Transformers cannot use"),
         (EAGLE | {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}, r"\(2, 3, 7\), .* layers 0 to 6"),
     ],
 )
@@ -333,6 +343,13 @@ GOOD = weights("midlayer")
         ),
         ({n: t for n, t in GOOD.items() if n != "d2t"}, "the weight file lacks d2t"),
         (GOOD | {"d2t": torch.zeros(5, dtype=torch.long)}, "d2t has 5 entries, but needs 12"),
+        (GOOD | {"d2t": torch.zeros(DRAFTED, dtype=torch.long)}, "d2t must have the tokens of t2d"),
+        (GOOD | {"d2t": -torch.arange(DRAFTED)}, "d2t must have the tokens of t2d, each once"),
+        (GOOD | {"fc.weight": GOOD["fc.weight"].to(torch.int8)}, "fc.weight of the type int8"),
+        (
+            GOOD | {"layers.0.hidden_norm.weight": torch.ones(HIDDEN)},
+            "has tensors of both midlayer and layers.0",
+        ),
         (GOOD | {"d2t": torch.full((DRAFTED,), 30)}, "d2t has tokens 30 to 41, but .* 40 tokens"),
     ],
 )
@@ -343,8 +360,11 @@ def test_refused_weights(tmp_path: Path, tensors: dict[str, torch.Tensor], messa
 
 def test_folders_without_an_eagle_head(tmp_path: Path) -> None:
     assert not is_eagle(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 4}))
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 4, "architectures": 5}))
     assert not is_eagle(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="an unreadable config"):
+        is_eagle(tmp_path)
 
 
 GREEDY = SamplingParams()

@@ -346,6 +346,7 @@ def test_end_tokens_and_templates(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": 3}, "has 4 heads of 64 and 3 of keys"),
         ({"llama.attention.head_count": 3}, "has 3 heads of 64 and 2 of keys"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_epsilon nan, but"),
+        ({"general.quantization_version": 1}, "quantization_version 1, but it must be 2"),
         ({"general.alignment": 0}, r"damaged, .* \(general.alignment 0\): copy it again"),
         ({"tokenizer.ggml.eos_token_id": 303}, "eos_token_id 303, .* a whole number in 0..302"),
         ({"tokenizer.ggml.eos_token_id": [0]}, r"eos_token_id \[0\], but it must be a whole"),
@@ -372,6 +373,9 @@ def test_damaged_and_ambiguous_files_are_refused(tmp_path: Path) -> None:
         check_files("the target", folder)
     with pytest.raises(ConfigError, match=r"not complete or too new .* ends after"):
         model_folder(path)
+    (folder / "gguf.json").write_text("{}")
+    with pytest.raises(ModelError, match="was made of None, which has changed"):
+        check_files("the target", folder)
     path.write_bytes(whole[:2000])
     with pytest.raises(ConfigError, match="damaged, not complete or too new"):
         model_folder(path)

@@ -130,6 +130,16 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
             VLLM_OWN | {"token_map": torch.tensor([3, 38])},
             "token_map has token 38, but target has 36 tokens",
         ),
+        (VLLM_OWN | {"token_map": torch.tensor([3, -1])}, "token_map has token -1"),
+        (VLLM_OWN | {"token_map": torch.tensor([3, 3])}, "token_map must have tokens, each once"),
+        (VLLM_OWN | {"token_map": torch.zeros(0)}, "token_map must have tokens"),
+        (FASTER | {"1.0.linear.bias": torch.zeros(1)}, r"bias of head 1 has the shape \(1,\), but"),
+        (FASTER | {"1.0.linear.weight": torch.zeros(16)}, r"has the shape \(16,\), and is no mat"),
+        (FASTER | {"1.9.linear.bias": torch.zeros(16)}, "head 1 has a bias of layer 9 without"),
+        (
+            FASTER | {"1.0.linear.weight": torch.zeros(16, 16, dtype=torch.int8)},
+            "1.0.linear.weight of the type int8",
+        ),
     ],
 )
 def test_refused_checkpoints(

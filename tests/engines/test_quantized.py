@@ -221,6 +221,23 @@ def test_one_scale_for_a_packed_matrix() -> None:
         ("integers", "weight", torch.ones(24, 64), "not integers"),
         ("packed 4 bits, ordered", "weight_g_idx", torch.full((64,), 4), r"not in 0\.\.3"),
         ("gptq 4 bits, ordered", "g_idx", None, "no g_idx, but desc_act"),
+        ("packed 4 bits, ordered", "weight_g_idx", None, "no weight_g_idx, but actorder is group"),
+        (
+            "packed 4 bits, asymmetric",
+            "weight_zero_point",
+            None,
+            "no weight_zero_point, but symmetric is false",
+        ),
+        (
+            "packed 4 bits",
+            "weight_packed",
+            torch.zeros(24, 16, dtype=torch.int32),
+            "numbers of 8 bits, but another num_bits",
+        ),
+        ("gptq 4 bits", "scales", torch.ones(4, 24, dtype=torch.int32), "scales of the type torch"),
+        ("gptq 4 bits", "qweight", torch.ones(8, 24), "instead of integers in a matrix"),
+        ("gptq 4 bits", "weight", torch.ones(24, 64), "weight is not used"),
+        ("awq", "g_idx", torch.zeros(64), "g_idx is not used"),
         ("gptq 4 bits", "qzeros", torch.zeros(2, 3, dtype=torch.int32), r"zero points \(24, 2\)"),
     ],
 )
@@ -233,6 +250,63 @@ def test_tensors_that_do_not_fit(
     stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     with pytest.raises(ModelError, match=f"tensors of x.weight do not fit together .*{reason}"):
         QuantizedTensors(stored, settings)["x.weight"]
+
+
+@pytest.mark.parametrize("form", ["gptq 4 bits", "awq", "packed 4 bits"])
+def test_groups_have_the_size_of_the_config(form: str) -> None:
+    """96 columns in groups of 64 have two groups, as have 96 in groups of 48."""
+    settings = FORMS[form]
+    parts, _ = WRITERS[settings["quant_method"]]((NUM_OUT, NUM_IN), settings)
+    text = json.dumps(settings).replace(f'"group_size": {GROUP}', '"group_size": 32')
+    with pytest.raises(ModelError, match="groups of 16 columns, but group_size 32 in config"):
+        QuantizedTensors(as_tensors("x", parts), json.loads(text))["x.weight"]
+
+
+@pytest.mark.parametrize("version", [{"checkpoint_format": "GPTQ_V2"}, {"format": "gptq_v2"}])
+def test_other_spellings_of_a_version(version: dict[str, str]) -> None:
+    settings = FORMS["gptq version 2"]
+    parts, expected = gptq((NUM_OUT, NUM_IN), settings)
+    settings = {name: one for name, one in settings.items() if name != "checkpoint_format"}
+    settings |= {"quant_method": "GPTQ", **version}
+    found = QuantizedTensors(as_tensors("x", parts), settings)["x.weight"]
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_scales_without_a_matrix_are_kept() -> None:
+    """AWQ's scales of activations in starcoder2, which no class of Transformers has."""
+    names = {"mlp.act.scales", "mlp.up_proj.weight", "self_attn.k_scale", "mlp.up_proj.input_scale"}
+    found = QuantizedTensors(dict.fromkeys(names, torch.ones(1)), AWQ)
+    assert set(found) == {"mlp.act.scales", "mlp.up_proj.weight"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"format": "gptq", "checkpoint_format": "gptq_v2"}, "the format gptq .* use gptq_v2"),
+        ({"format": "marlin"}, "the format marlin"),
+        ({"is_marlin_format": True}, "the is_marlin_format True"),
+        ({"rotation": "hadamard"}, "the rotation hadamard"),
+        ({"quant_method": "GPTQ", "bits": 3}, "the bits 3"),
+    ],
+)
+def test_variants_of_gptq_that_cannot_be_read(
+    tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    whole = FORMS["gptq 4 bits"] | settings
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": whole}))
+    with pytest.raises(ModelError, match=f"the target is quantised with {reason}"):
+        check_quantization("the target", tmp_path)
+
+
+def test_the_whole_sparsity_config_of_a_dense_model(tmp_path: Path) -> None:
+    dense = {"format": "dense", "global_sparsity": 0.1, "ignore": []}
+    settings = FORMS["integers"] | {"sparsity_config": dense}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    check_quantization("the target", tmp_path)
+    settings |= {"config_groups": [1]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    with pytest.raises(ModelError, match=r"the config_groups \[1\] .* must be an object"):
+        check_quantization("the target", tmp_path)
 
 
 @pytest.mark.parametrize(

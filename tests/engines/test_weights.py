@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -172,3 +174,99 @@ def test_a_tied_output_layer_is_the_embedding(
     save_file(weights, path)
     with pytest.raises(ModelError, match="an output layer that is not the embedding: set tie_word"):
         load(replace(CONFIG, path=tmp_path))
+
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (torch.ones(48, 32, dtype=torch.int8), "of the type int8, which must be one of float32"),
+        (torch.ones(48, 32).to(torch.float8_e4m3fn), "of the type float8_e4m3fn, which must be"),
+        (torch.ones(32, 48), r"of the shape \(32, 48\), but its config.json says \(48, 32\)"),
+        (torch.ones(()), r"of the shape \(\), but its"),
+        (torch.ones(1, 32), r"of the shape \(1, 32\), but its"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_tensors_of_another_type_or_shape_are_refused(
+    tmp_path: Path, load: Callable[[RunnerConfig], Runner], changed: torch.Tensor, reason: str
+) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {NAME: changed}, path)
+    with pytest.raises(ModelError, match=f"have the tensor {NAME} {reason}"):
+        load(replace(CONFIG, path=tmp_path))
+
+
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_double_precision_is_read(tmp_path: Path, load: Callable[[RunnerConfig], Runner]) -> None:
+    model = make_model("llama")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({name: tensor.double() for name, tensor in load_file(path).items()}, path)
+    expected = make_runner(model, with_openvino=load is load_openvino_runner)
+    found = load(replace(CONFIG, path=tmp_path))
+    assert torch.equal(found.forward(PROMPT).logits, expected.forward(PROMPT).logits)
+
+
+@pytest.mark.parametrize("is_bin", [True, False])
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_a_tensor_in_two_shards_is_refused(
+    tmp_path: Path, load: Callable[[RunnerConfig], Runner], is_bin: bool
+) -> None:
+    model = make_model("llama")
+    model.config.save_pretrained(tmp_path)
+    tensors = {name: one.detach().clone() for name, one in model.named_parameters()}
+    file = "{}.bin" if is_bin else "{}.safetensors"
+    for number, part in enumerate([tensors, {NAME: tensors[NAME] + 1}]):
+        (torch.save if is_bin else save_file)(part, tmp_path / file.format(number))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file.format(0))}
+    index["weight_map"][NAME] = file.format(1)
+    single = "pytorch_model.bin" if is_bin else "model.safetensors"
+    (tmp_path / f"{single}.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=f"has the tensor {NAME}, and so has another weight file"):
+        load(replace(CONFIG, path=tmp_path))
+
+
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_a_type_that_pytorch_has_not_is_named(
+    tmp_path: Path, load: Callable[[RunnerConfig], Runner]
+) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path) | {NAME: torch.zeros(3, dtype=torch.uint8)}
+    save_file(tensors, path)
+    old, new = b'"dtype":"U8","shape":[3]', b'"dtype":"F6_E2M3","shape":[4]'
+    content = path.read_bytes()
+    assert old in content
+    size = int.from_bytes(content[:8], "little") + len(new) - len(old)
+    path.write_bytes(size.to_bytes(8, "little") + content[8:].replace(old, new))
+    with pytest.raises(ModelError, match=r"cannot be loaded .*F6_E2M3"):
+        load(replace(CONFIG, path=tmp_path))
+
+
+class Opened:
+    """What unpickling this object would do."""
+
+    def __reduce__(self) -> Any:
+        return print, ("ran",)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({NAME: Opened()}, "it has more than tensors, or is damaged"),
+        ({NAME: 5}, "does not have tensors alone"),
+        ([torch.ones(2)], "does not have tensors alone"),
+    ],
+)
+def test_a_pickle_of_other_things_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: Any, reason: str
+) -> None:
+    make_model("llama").config.save_pretrained(tmp_path)
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=reason):
+        load_openvino_runner(replace(CONFIG, path=tmp_path))
+    assert "ran" not in capsys.readouterr().out

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from standins import TINY, Echo
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
-from smartspec_gateway.openai.prompts import RESERVED, Prompts
+from smartspec_gateway.openai.prompts import RESERVED, PromptError, Prompts
 
 LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
 {% for t in tools %}{{ t | tojson }}
@@ -265,3 +265,35 @@ def test_a_template_without_tools_has_them_in_the_first_message(
     assert json.dumps(TOOL["function"]) in told
     assert told.endswith(plain[-12:])
     assert TOOL["function"]["name"] not in plain
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_templates_are_read_as_transformers_writes_them(tmp_path: Path, in_files: bool) -> None:
+    """In files or in tokenizer_config.json; one for tools beside the default."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(TINY / "tokenizer.json"))
+    tokenizer.chat_template = {"default": "plain", "tool_use": "tools: {{ tools | length }}"}
+    tokenizer.save_pretrained(tmp_path, save_jinja_files=in_files)
+    assert (tmp_path / "chat_template.jinja").is_file() == in_files
+    prompts = Prompts(tmp_path)
+    assert prompts.of_chat([USER], {}) == "plain"
+    assert prompts.of_chat([USER], {}, tools=[TOOL]) == "tools: 1"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("[]", "tokenizer_config.json is not a JSON object"),
+        ("[" * 100_000, "tokenizer_config.json cannot be read: maximum recursion"),
+        ('{"chat_template": ["x"]}', "chat_template must be a text or a list of objects"),
+        ('{"chat_template": [{"name": "default"}]}', "chat_template must be a text or a list"),
+        ('{"chat_template": {"default": 5}}', "chat_template must be a text or a list"),
+        ('{"chat_template": 5}', "chat_template must be a text or a list"),
+    ],
+)
+def test_wrong_settings_of_the_tokenizer_are_named(
+    tmp_path: Path, config: str, reason: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(PromptError, match=reason):
+        Prompts(tmp_path)

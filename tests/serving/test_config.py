@@ -244,6 +244,22 @@ def test_an_end_token_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
         assert f"got {value!r}: " in message
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"[]", "is not a JSON object"),
+    ],
+)
+def test_a_damaged_generation_config_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "generation_config.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{path} {reason}"):
+        end_tokens(tmp_path, 2048, TOKENIZER)
+
+
 def write_configs(folder: Path, generation: Any, config: Any) -> None:
     (folder / "generation_config.json").write_text(json.dumps(generation))
     (folder / "config.json").write_text(json.dumps(config))

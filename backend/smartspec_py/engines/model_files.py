@@ -81,9 +81,14 @@ def end_tokens(folder: Path, vocab_size: int, tokenizer: Tokenizer) -> tuple[int
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The document in the file; empty if there is no file."""
-    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return document if isinstance(document, dict) else {}
+    """The document in the file; empty if there is no file. Raises ConfigError."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): replace it") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is not a JSON object: replace it")
+    return document
 
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

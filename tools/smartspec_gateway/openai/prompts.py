@@ -30,6 +30,9 @@ RESERVED = frozenset(
 """Names that are no variables of a chat template: parameters of what renders it. `documents` is
 both."""
 
+TEMPLATES_DIR = "additional_chat_templates"
+"""Where Transformers writes templates besides chat_template.jinja, such as tool_use.jinja."""
+
 MAX_KNOWN_TOKENS = 1 << 15
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 CUT = "\ufdd0"
@@ -242,13 +245,23 @@ def _templates(folder: Path, config: Mapping[str, Any], given: Path | None) -> d
     """By name: "default", and "tool_use" if the model has another one for tools."""
     if given is not None:
         return {"default": read_template(given)}
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return {"default": _text(path)}
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        return {one["name"]: one["template"] for one in found}
-    return {"default": found} if isinstance(found, str) else {}
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted((folder / TEMPLATES_DIR).glob("*.jinja"))}
+    if found := {name: _text(path) for name, path in files.items() if path.is_file()}:
+        return found
+    stated = config.get("chat_template")
+    try:
+        if isinstance(stated, list):
+            stated = {one["name"]: one["template"] for one in stated}
+        found = {"default": stated} if isinstance(stated, str) else dict(stated or {})
+        if not all(isinstance(text, str) for pair in found.items() for text in pair):
+            raise TypeError
+    except (TypeError, ValueError, KeyError) as error:
+        raise PromptError(
+            f"{folder / 'tokenizer_config.json'}: chat_template must be a text or a list of "
+            "objects with name and template: correct the file"
+        ) from error
+    return found
 
 
 def read_template(path: Path) -> str:
@@ -270,11 +283,14 @@ def _content(value: Any) -> str:
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
+    text = _text(path)
     try:
-        found: dict[str, Any] = json.loads(_text(path))
-        return found
-    except ValueError as error:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise PromptError(f"{path} is not a JSON object: replace it")
+    return found
 
 
 def _text(path: Path) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from smartspec_py.engines.checkpoints.supported import ModelError, first_line
-from smartspec_py.engines.checkpoints.tensors import file_tensors
+from smartspec_py.engines.checkpoints.tensors import check_tensors, file_tensors
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
 """Where a target's LM head is: the second one if it is tied to the embedding."""
@@ -26,11 +27,13 @@ def load_tensors(folder: Path, files: Sequence[str], kind: str) -> dict[str, tor
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        loaded: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return loaded
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise any exception of pickle
         reason = first_line(error)
         raise ModelError(f"{path} cannot be loaded ({reason}): replace the file") from error
+    check_tensors(path, loaded)
+    found: dict[str, torch.Tensor] = loaded
+    return found
 
 
 def target_tensor(folder: Path, target: Path, names: Sequence[str], kind: str) -> torch.Tensor:

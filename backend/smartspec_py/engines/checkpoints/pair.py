@@ -21,14 +21,19 @@ WINDOWED = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "starcoder2")
 """Model types whose sliding windows match Transformers in tests. Other types mask differently."""
 
 TOKENIZER_NAME = "tokenizer.json"
+UNUSUAL = "\ue000"
+"""A character that no vocabulary has: it needs bytes or an unknown token."""
+
 OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
 
 
 class _Tokenizer(NamedTuple):
-    """token_ids: with added tokens. merges: of a BPE tokenizer; empty for other kinds."""
+    """token_ids: with added tokens. merges: of a BPE tokenizer; empty for other kinds. added: the
+    highest id that the tokenizer adds to texts."""
 
     token_ids: dict[str, int]
     merges: list[Any]
+    added: int
 
 
 class _Model(NamedTuple):
@@ -75,7 +80,7 @@ def _read_model(role: str, folder: Path, tokenizer: _Tokenizer | None = None) ->
     config = _read_config(name, folder)
     _check_layers(name, config)
     tokenizer = tokenizer or _read_tokenizer(name, folder)
-    highest = max(tokenizer.token_ids.values(), default=-1)
+    highest = max(tokenizer.added, max(tokenizer.token_ids.values()))
     if highest >= config.vocab_size:
         raise ModelError(
             f"{name} has a vocab_size of {config.vocab_size}, but its tokenizer has "
@@ -100,10 +105,23 @@ def _read_tokenizer(name: str, folder: Path) -> _Tokenizer:
         raise ModelError(
             f"{name} has a tokenizer.json that cannot be used ({error}): replace it"
         ) from error
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocab:
+        raise ModelError(f"{name} has a tokenizer.json without tokens: replace it")
     merges = document.get("model", {}).get("merges") or []
     # Older files store one string per merge.
     pairs = [one.split(" ", 1) if isinstance(one, str) else one for one in merges]
-    return _Tokenizer(tokenizer.get_vocab(with_added_tokens=True), pairs)
+    return _Tokenizer(vocab, pairs, _tried(name, tokenizer))
+
+
+def _tried(name: str, tokenizer: Any) -> int:
+    """The highest id of a text with UNUSUAL, and so of the tokens that are added to each text."""
+    try:
+        return max(tokenizer.encode(UNUSUAL).ids, default=-1)
+    except Exception as error:  # tokenizers raises no more specific type
+        raise ModelError(
+            f"{name} has a tokenizer.json that cannot encode every text ({error}): replace it"
+        ) from error
 
 
 def _read_config(name: str, folder: Path) -> Any:

@@ -20,13 +20,21 @@ Part = Callable[[str], torch.Tensor | None]
 PARTS = (
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+)
+"""Ends of the names of tensors that only quantised matrices have."""
+
+OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
     *("q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point"),
 )
-"""Ends of the names of tensors that only quantised matrices have. Activations, keys and values are
-not quantised as the checkpoint says."""
+"""The same of tensors that are left out: activations, keys and values are not quantised as the
+checkpoint says."""
 
 INTEGERS = ("qweight", "weight_packed")
+"""Those that stand for the weight. Else, weight_scale says that the weight has integers."""
+
+ORDERED = ("group", "dynamic", True)
+"""Values of actorder with weight_g_idx."""
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where a word of AWQ has each of its eight columns."""
@@ -40,24 +48,33 @@ class QuantizedTensors(Mapping[str, torch.Tensor]):
         """settings: quantization_config, which `supported.check_quantization` accepts."""
         self._stored, self._settings = stored, settings
         ends = {name: name.rpartition(".") for name in stored}
+        self._matrices = {
+            base for base, _, end in ends.values() if end in (*INTEGERS, "weight_scale")
+        }
         self._names = dict.fromkeys(
             f"{base}.weight" if end in INTEGERS else name
             for name, (base, _, end) in ends.items()
-            if end in INTEGERS or end not in PARTS
+            if end in INTEGERS
+            or not (end in OF_ACTIVATIONS or (end in PARTS and base in self._matrices))
         )
 
     def __getitem__(self, name: str) -> torch.Tensor:
         base, _, end = name.rpartition(".")
+        left = {end for end in (*PARTS, "weight") if f"{base}.{end}" in self._stored}
 
         def part(end: str) -> torch.Tensor | None:
+            left.discard(end)
             return self._stored.get(f"{base}.{end}")
 
         if name not in self._names:
             raise KeyError(name)
-        if end != "weight" or not any(part(end) is not None for end in (*INTEGERS, "weight_scale")):
+        if end != "weight" or base not in self._matrices:
             return self._stored[name]
         try:
-            return READERS[self._settings["quant_method"]](part, self._settings)
+            found = READERS[self._settings["quant_method"].lower()](part, self._settings)
+            if left:
+                raise ValueError(f"{min(left)} is not used")
+            return found
         except (ValueError, RuntimeError) as error:  # PyTorch names shapes that do not fit
             raise ModelError(
                 f"the quantised tensors of {name} do not fit together ({first_line(error)}): "
@@ -77,12 +94,13 @@ def _gptq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
     bits, scales = settings["bits"], _needed(part, "scales")
     values = _unpacked(_needed(part, "qweight").T, bits)
     zeros = _unpacked(_needed(part, "qzeros"), bits)[:, : scales.shape[1]]
-    if settings.get("checkpoint_format", "gptq") != "gptq_v2":
+    version = settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    if version.lower() != "gptq_v2":
         zeros = (zeros + 1) & (2**bits - 1)
     group_of = part("g_idx")
     if group_of is None and settings.get("desc_act") and len(scales) > 1:
         raise ValueError("no g_idx, but desc_act in config.json")
-    return _dequantised(values, zeros.T, scales.T, group_of)
+    return _dequantised(values, zeros.T, scales.T, settings, group_of)
 
 
 def _awq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
@@ -91,7 +109,7 @@ def _awq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
         _unpacked(words, 4).reshape(len(words), -1, 8)[..., AWQ_PLACES].flatten(1)
         for words in (_needed(part, "qweight"), _needed(part, "qzeros"))
     )
-    return _dequantised(values.T, zeros.T, _needed(part, "scales").T)
+    return _dequantised(values.T, zeros.T, _needed(part, "scales").T, settings)
 
 
 def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
@@ -101,22 +119,45 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor
     scales, zeros = _needed(part, "weight_scale"), part("weight_zero_point")
     scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
     if zeros is None:
+        symmetric = _of_weights(settings, "symmetric")
+        if symmetric and all(one is False for one in symmetric):
+            raise ValueError("no weight_zero_point, but symmetric is false in config.json")
         zeros = torch.zeros_like(scales, dtype=torch.int8)
     packed = part("weight_packed")
     if packed is None:
         values = _needed(part, "weight")
     else:
-        num_out, num_in = _needed(part, "weight_shape").tolist()
+        num_out, num_in = _needed(part, "weight_shape").long().tolist()
         bits = _num_bits(packed, num_in)
+        if bits not in (_of_weights(settings, "num_bits") or [bits]):
+            raise ValueError(f"numbers of {bits} bits, but another num_bits in config.json")
         values = _unpacked(packed, bits)[:, :num_in].short().sub_(2 ** (bits - 1))
         if zeros.dtype == torch.int32:
             zeros = _packed_zeros(zeros, bits, num_out)
     if values.is_floating_point() or zeros.is_floating_point():
         raise ValueError(f"{values.dtype} and zero points of {zeros.dtype}, not integers")
     group_of = part("weight_g_idx")
+    orders = _of_weights(settings, "actorder")
+    if group_of is None and orders and all(one in ORDERED for one in orders):
+        raise ValueError("no weight_g_idx, but actorder is group in config.json")
     if group_of is not None and bool((group_of == -1).any()):
         group_of = None  # it was never set, and groups are adjacent
-    return _dequantised(values, zeros.reshape(scales.shape), scales, group_of)
+    return _dequantised(values, zeros.reshape(scales.shape), scales, settings, group_of)
+
+
+def _group_sizes(settings: Any) -> set[int]:
+    """Those in all parts of the settings, which can differ by the layer."""
+    if not isinstance(settings, Mapping):
+        return set()
+    size = settings.get("group_size")
+    found = {size} if isinstance(size, int) and size > 0 else set()
+    return found.union(*map(_group_sizes, settings.values()))
+
+
+def _of_weights(settings: Mapping[str, Any], field: str) -> list[Any]:
+    """The field's values for the weights of all config_groups."""
+    groups = settings.get("config_groups") or {}
+    return [group["weights"].get(field) for group in groups.values()]
 
 
 def _num_bits(packed: torch.Tensor, num_in: int) -> int:
@@ -146,6 +187,8 @@ def _needed(part: Part, end: str) -> torch.Tensor:
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Numbers of 4 or 8 bits in int32 words [rows, n], the first in the lowest bits: uint8."""
+    if words.is_floating_point() or words.ndim != 2:
+        raise ValueError(f"{words.dtype} {tuple(words.shape)} instead of integers in a matrix")
     found = words.contiguous().view(torch.uint8)
     return found if bits == 8 else torch.stack([found & 15, found >> 4], -1).flatten(1)
 
@@ -154,19 +197,26 @@ def _dequantised(
     values: torch.Tensor,
     zeros: torch.Tensor,
     scales: torch.Tensor,
+    settings: Mapping[str, Any],
     group_of: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """values [out, in]; zeros and scales [out or 1, groups]; group_of [in]: the group of each
-    column; None for adjacent groups of equal size."""
+    column; None for adjacent groups of equal size, which must be one of the settings."""
     (num_out, num_in), num_groups = values.shape, scales.shape[-1]
     if scales.shape not in ((num_out, num_groups), (1, num_groups)) or zeros.shape != scales.shape:
         raise ValueError(
             f"scales {tuple(scales.shape)} and zero points {tuple(zeros.shape)} for a matrix "
             f"{tuple(values.shape)}"
         )
+    if not scales.is_floating_point():
+        raise ValueError(f"scales of the type {scales.dtype}")
     if group_of is None:
         if num_in % num_groups:
             raise ValueError(f"{num_groups} groups do not divide {num_in} columns")
+        size, sizes = num_in // num_groups, _group_sizes(settings)
+        if num_groups > 1 and sizes and size not in sizes:
+            known = ", ".join(map(str, sorted(sizes)))
+            raise ValueError(f"groups of {size} columns, but group_size {known} in config.json")
         group_of = torch.arange(num_in) // (num_in // num_groups)
     group_of = group_of.long()
     if group_of.shape != (num_in,) or not 0 <= group_of.min() <= group_of.max() < num_groups:

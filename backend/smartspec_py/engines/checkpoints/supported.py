@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
@@ -74,12 +76,26 @@ SIZES = (
 
 MOST_SIZE = 100_000_000
 
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
+OF_ROTATION = (
+    *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor"),
+    *("beta_fast", "beta_slow", "partial_rotary_factor", "original_max_position_embeddings"),
+)
+"""Numbers of a rotary embedding, which Transformers does not check. With wrong ones, such as
+negative ones under a root, all logits are NaN, and texts are empty."""
+
 SERVED_ROTATIONS = (*ROTATIONS, "longrope")
 """See `rope.fix_longrope`."""
 
 
 QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "gptq": {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")},
+    "gptq": {
+        "bits": (4, 8),
+        "checkpoint_format": (None, "gptq", "gptq_v2"),
+        "format": (None, "gptq", "gptq_v2"),
+        "is_marlin_format": (None, False),
+        "rotation": (None,),
+    },
     "awq": {"bits": (4,), "version": (None, "gemm"), "zero_point": (None, True)},
     "compressed-tensors": {
         "format": ("pack-quantized", "int-quantized"),
@@ -114,8 +130,8 @@ def check_files(name: str, folder: Path) -> None:
         )
     check_model(name, folder)
     if (index := read_json(name, folder, INDEX)) is not None:
-        source = Path(index["file"])
-        if not source.is_file() or source.stat().st_size != index["size"]:
+        source = Path(str(index.get("file")))
+        if not source.is_file() or source.stat().st_size != index.get("size"):
             raise ModelError(f"{name} was made of {source}, which has changed: give its path")
         return
     files = weight_files(name, folder)
@@ -144,6 +160,12 @@ def weight_files(name: str, folder: Path) -> list[str]:
             shards = index.get("weight_map")
             if not isinstance(shards, dict):
                 raise ModelError(f"{name} has a {single}.index.json without weight_map: replace it")
+            for tensor, file in shards.items():
+                if not isinstance(file, str) or Path(file).name != file:
+                    raise ModelError(
+                        f"{name} has the file {file!r} for {tensor} in its {single}.index.json, "
+                        "which must be the name of a file beside it: replace it"
+                    )
             return sorted(set(shards.values()))
     return []
 
@@ -170,10 +192,10 @@ def check_model(name: str, folder: Path) -> None:
         raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
     classes = document.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
-        raise _wrong_field(name, "architectures", classes, "a list of texts")
+        raise wrong_field(name, "architectures", classes, "a list of texts")
     for field in ("dtype", "torch_dtype"):
         if (dtype := document.get(field)) not in DTYPES:
-            raise _wrong_field(name, field, dtype, f"one of {', '.join(map(str, DTYPES[1:]))}")
+            raise wrong_field(name, field, dtype, f"one of {', '.join(map(str, DTYPES[1:]))}")
     if is_eagle(document) or any(key.startswith("medusa_") for key in document):
         raise ModelError(
             f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
@@ -196,7 +218,8 @@ def check_model(name: str, folder: Path) -> None:
                 )
 
 
-def _wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
+def wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
+    """The error for a value in config.json. rule: what it must be."""
     text = repr(value)
     text = text if len(text) <= 40 else f"{text[:40]}.."
     return ModelError(
@@ -209,16 +232,28 @@ def check_sizes(name: str, config: Any) -> None:
     for field in SIZES:
         value = getattr(config, field, None)
         if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
-            raise _wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+            raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+    for field in EPSILONS:
+        value = getattr(config, field, None)
+        if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
+            raise wrong_field(name, field, value, "a number in 0..1")
+    for settings in _settings_of_rotations(getattr(config, "rope_parameters", None)):
+        for field in OF_ROTATION:
+            value = settings.get(field)
+            is_number = type(value) in (int, float)
+            if value is not None and not (is_number and 0 < value < math.inf):
+                raise wrong_field(name, field, value, "a number above 0")
     padding = getattr(config, "pad_token_id", None)
     if padding is not None and padding >= config.vocab_size:
         rule = f"less than the vocab_size of {config.vocab_size}"
-        raise _wrong_field(name, "pad_token_id", padding, rule)
+        raise wrong_field(name, "pad_token_id", padding, rule)
 
 
 def is_eagle(document: Mapping[str, Any]) -> bool:
     """Whether this config.json describes an EAGLE or speculators head."""
-    names = [document.get("speculators_model_type", ""), *(document.get("architectures") or ())]
+    classes = document.get("architectures")
+    names = [document.get("speculators_model_type", "")]
+    names += classes if isinstance(classes, list) else []
     return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
 
 
@@ -234,11 +269,15 @@ def check_heads(folder: Path) -> None:
 
 
 def _rotations(settings: Any) -> list[Any]:
-    """The types in the settings, which can differ by the type of layer."""
+    parts = _settings_of_rotations(settings)
+    return [one.get("rope_type", one.get("type", "default")) for one in parts]
+
+
+def _settings_of_rotations(settings: Any) -> list[Mapping[str, Any]]:
+    """They can differ by the type of layer."""
     if not isinstance(settings, dict):
         return []
-    parts = [one for one in settings.values() if isinstance(one, dict)]
-    return [one.get("rope_type", one.get("type", "default")) for one in parts or [settings]]
+    return [one for one in settings.values() if isinstance(one, dict)] or [settings]
 
 
 def check_quantization(name: str, folder: Path) -> None:
@@ -247,12 +286,19 @@ def check_quantization(name: str, folder: Path) -> None:
     if not settings:
         return
     settings = _dict(settings)
-    method = str(settings.get("quant_method"))
+    if _dict(settings.get("sparsity_config")).get("format") == "dense":  # its others describe it
+        settings = {**settings, "sparsity_config": None}
     _check_settings(name, settings, {"quant_method": tuple(QUANTIZATIONS)})
+    method = str(settings["quant_method"]).lower()
     _check_settings(name, settings, QUANTIZATIONS[method])
+    if method == "gptq" and settings.get("checkpoint_format"):
+        _check_settings(name, settings, {"format": (None, settings["checkpoint_format"].lower())})
     if method != "compressed-tensors":
         return
-    for group in _dict(settings.get("config_groups")).values():
+    groups = settings.get("config_groups")
+    if groups is not None and not isinstance(groups, dict):
+        raise wrong_field(name, "config_groups", groups, "an object")
+    for group in _dict(groups).values():
         _check_settings(name, _dict(group), QUANTIZED_GROUP)
         _check_settings(name, _dict(_dict(group).get("weights")), QUANTIZED_WEIGHTS)
 
@@ -282,6 +328,8 @@ def quantization(name: str, folder: Path) -> Any:
 
 def first_line(error: Exception) -> str:
     """The first line of the message; the type of the error if there is no message."""
+    if isinstance(error, UnpicklingError):  # PyTorch advises to run the file's code
+        return "it has more than tensors, or is damaged"
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -291,7 +339,7 @@ def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
         document = json.loads((folder / file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{name} has an unreadable {file} ({error}): replace it") from error
     if not isinstance(document, dict):
         raise ModelError(f"{name} has a {file} that is not a JSON object: replace it")

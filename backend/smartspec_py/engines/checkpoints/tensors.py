@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
@@ -26,6 +27,8 @@ CONSTANTS = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)(position_ids|version)$|\.(attn|attention)\.(masked_)?bias$"
 )
 """Names of tensors that old checkpoints have although they follow from the configuration."""
+
+WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
@@ -47,19 +50,47 @@ def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
-            loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
+            found = torch.load(path, mmap=is_zipfile(path), weights_only=True)
         except Exception as error:  # a damaged file can raise any exception of pickle
             reason = first_line(error)
             raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
+        check_tensors(path, found)
+        _check_once(path, loaded, found)
+        loaded |= found
     return loaded
+
+
+def check_tensors(path: Path, loaded: Any) -> None:
+    """Raise ModelError unless what PyTorch loaded of the file is tensors by name."""
+    if not isinstance(loaded, dict) or not all(torch.is_tensor(one) for one in loaded.values()):
+        raise ModelError(f"{path} does not have tensors alone: replace it")
+
+
+def _check_once(path: Path, known: Iterable[str], found: Iterable[str]) -> None:
+    """Which of two tensors is right cannot be known. known: names in the files before."""
+    if twice := set(known) & set(found):
+        raise ModelError(
+            f"{path} has the tensor {min(twice)}, and so has another weight file: copy the whole "
+            "checkpoint again"
+        )
 
 
 class _Safetensors(Mapping[str, torch.Tensor]):
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files: dict[str, Path] = {}
+        self.types: dict[str, torch.dtype] = {}
+        """Known without opening a file for each tensor, which some models have 20,000 of."""
         for path in paths:
-            with safe_open(path, "pt") as file:
-                self._files |= dict.fromkeys(file.keys(), path)
+            try:
+                with safe_open(path, "pt") as file:
+                    names = list(file.keys())
+                    types = {name: file.get_tensor(name).dtype for name in names}
+            except (SafetensorError, RuntimeError) as error:  # such as a type of 6 bits
+                reason = first_line(error)
+                raise ModelError(f"{path} cannot be loaded ({reason}): replace it") from error
+            _check_once(path, self._files, types)
+            self._files |= dict.fromkeys(types, path)
+            self.types |= types
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with safe_open(self._files[name], "pt") as file:
@@ -73,16 +104,28 @@ class _Safetensors(Mapping[str, torch.Tensor]):
         return len(self._files)
 
 
+def types_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
+    """The types of the tensors by name."""
+    if isinstance(tensors, _Safetensors):
+        return tensors.types
+    return {name: tensor.dtype for name, tensor in tensors.items()}
+
+
 class CheckedTensors(Mapping[str, torch.Tensor]):
     """The tensors of a model directory by name, each checked when it is read first."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         """dtype: of the products. Raises ModelError if a file cannot be read; so does reading a
-        tensor with a number that is not finite in this precision."""
+        tensor of another type or shape, or with a number that is not finite in this precision."""
         self._folder, self._dtype = folder, dtype
         self._tensors = file_tensors(folder)
         self._checked: set[str] = set()
         self._left_out: set[str] = set()
+        self._shapes: dict[str, torch.Size] = {}
+
+    def expect(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Check that those of these names have these shapes."""
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Be without these tensors from now on."""
@@ -93,9 +136,11 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
             raise KeyError(name)
         tensor = self._tensors[name]
         if name not in self._checked:
+            check_type(name, tensor.dtype, self._folder)
+            check_shape(name, tensor.shape, self._shapes.get(name, tensor.shape), self._folder)
             check_finite(name, tensor, self._dtype, self._folder)
             self._checked.add(name)
-        return tensor
+        return tensor.float() if tensor.dtype == torch.float64 else tensor
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._tensors if name not in self._left_out)
@@ -136,6 +181,25 @@ def check_tied(is_tied: bool, folder: Path) -> None:
         raise ModelError(
             f"{folder}: the weight files have an output layer that is not the embedding: set "
             "tie_word_embeddings in config.json to false"
+        )
+
+
+def check_type(name: str, dtype: torch.dtype, folder: Path) -> None:
+    """Numbers of other types stand for others, with scales that the files do not have."""
+    if dtype not in WEIGHT_TYPES and not CONSTANTS.search(name):
+        found, *known = (str(one).removeprefix("torch.") for one in (dtype, *WEIGHT_TYPES))
+        raise ModelError(
+            f"{folder}: the weight files have the tensor {name} of the type {found}, which "
+            f"must be one of {', '.join(known)}: use another checkpoint"
+        )
+
+
+def check_shape(name: str, found: Sequence[int], wanted: Sequence[int], folder: Path) -> None:
+    """found: of the tensor in the files. wanted: of the model of config.json."""
+    if tuple(found) != tuple(wanted):
+        raise ModelError(
+            f"{folder}: the weight files have the tensor {name} of the shape {tuple(found)}, "
+            f"but its config.json says {tuple(wanted)}: use the config.json of this checkpoint"
         )
 
 

@@ -84,6 +84,7 @@ def _documents(file: Path) -> dict[str, str]:
     num_parts = fields.integer("split.count", 1, least=0)
     if num_parts > 1:
         raise ConfigError(f"{file} is one of {num_parts} parts: join them with llama-gguf-split")
+    fields.only("general.quantization_version", 2)
     config = read_config(fields, architecture, tensors)
     vocabulary = Vocabulary(fields)
     num_tokens = len(vocabulary.tokens)

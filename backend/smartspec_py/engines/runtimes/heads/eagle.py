@@ -13,7 +13,6 @@ Two layouts are read: that of the EAGLE project (`midlayer.`) and that of specul
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,14 @@ from smartspec_py.engines.checkpoints import supported
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
 from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
-from smartspec_py.engines.checkpoints.supported import ROTATIONS, ModelError
-from smartspec_py.engines.checkpoints.tensors import check_finite
+from smartspec_py.engines.checkpoints.supported import (
+    ROTATIONS,
+    ModelError,
+    check_sizes,
+    read_json,
+    wrong_field,
+)
+from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
     PackedBatch,
@@ -45,6 +50,7 @@ from smartspec_py.engines.runtimes.runner import RunnerConfig
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING_NAMES = ("model.embed_tokens.weight",)
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 NOT_WEIGHTS = ("d2t", "t2d", "verifier_")
 """How tensors begin that are not weights of the head."""
 
@@ -77,12 +83,24 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
     document = _document(folder)
     of_layer = document.get("transformer_layer_config") or document
     nested = document.get("eagle_config") or {}
+    for name, part in (("transformer_layer_config", of_layer), ("eagle_config", nested)):
+        if not isinstance(part, dict):
+            raise wrong_field(str(folder), name, part, "an object")
     flags = document | nested
-    layer = LlamaConfig.from_dict(of_layer)
-    if IS_OLD:
-        use_new_rope(layer, folder)
+    for name in FLAGS:
+        if not isinstance(flags.get(name), bool | None):
+            raise wrong_field(str(folder), name, flags[name], "true or false")
+    layer = _layer(folder, of_layer)
     _check_supported(folder, document, of_layer, layer)
-    layer_ids = _layer_ids(document, nested, target.num_hidden_layers)
+    width = document.get("target_hidden_size")
+    if width not in (None, target.hidden_size):
+        rule = f"{target.hidden_size}, which is that of the target"
+        raise wrong_field(str(folder), "target_hidden_size", width, rule)
+    num_drafted = document.get("draft_vocab_size") or target.vocab_size
+    if type(num_drafted) is not int or not 0 < num_drafted <= target.vocab_size:
+        rule = f"a whole number in 1..{target.vocab_size}, the tokens of the target"
+        raise wrong_field(str(folder), "draft_vocab_size", num_drafted, rule)
+    layer_ids = _layer_ids(folder, document, nested, target.num_hidden_layers)
     if not all(0 <= one < target.num_hidden_layers for one in layer_ids):
         raise ModelError(
             f"{folder}: the head reads the inputs of the layers {layer_ids}, but the target has "
@@ -92,29 +110,41 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
         folder=folder,
         layer=layer,
         layer_ids=layer_ids,
-        num_drafted=document.get("draft_vocab_size") or target.vocab_size,
-        norm_before_residual=bool(flags.get("norm_before_residual")),
-        norm_before_fc=bool(flags.get("norm_before_fc")),
-        fc_norm=bool(flags.get("fc_norm")),
-        norm_output=bool(flags.get("norm_output")),
+        num_drafted=num_drafted,
+        **{name: bool(flags.get(name)) for name in FLAGS},
     )
 
 
 def _document(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    """config.json; empty if there is none. Raises ModelError."""
+    return read_json(f"the head {folder}", folder, "config.json") or {}
+
+
+def _layer(folder: Path, document: Mapping[str, Any]) -> LlamaConfig:
+    try:
+        layer = LlamaConfig.from_dict(dict(document))
+        if IS_OLD:
+            use_new_rope(layer, folder)
+        LlamaRotaryEmbedding(layer)
+    except Exception as error:  # Transformers checks few fields itself
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"{folder} has a config.json that Transformers cannot use ({reason:.300}): replace it"
+        ) from error
+    check_sizes(str(folder), layer)
+    return layer
 
 
 def _layer_ids(
-    document: Mapping[str, Any], nested: Mapping[str, Any], num_layers: int
+    folder: Path, document: Mapping[str, Any], nested: Mapping[str, Any], num_layers: int
 ) -> tuple[int, ...]:
     """speculators counts the layers whose inputs are read. Configs with `eagle_config` count those
     whose outputs are read, which are one lower."""
-    if ids := document.get(LAYER_IDS):
-        return tuple(ids)
-    if ids := nested.get(LAYER_IDS):
-        return tuple(one + 1 for one in ids)
+    for part, added in ((document, 0), (nested, 1)):
+        if ids := part.get(LAYER_IDS):
+            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+                raise wrong_field(str(folder), LAYER_IDS, ids, "a list of numbers of layers")
+            return tuple(one + added for one in ids)
     return (2, num_layers // 2, num_layers - 3)
 
 
@@ -212,10 +242,10 @@ def load_eagle(config: EagleConfig, own: RunnerConfig) -> EagleHead:
     does not fit.
     """
     folder, target = config.folder, load_config(own.path, own.max_len)
-    tensors = {
-        name.replace("midlayer.", "layers.0."): tensor
-        for name, tensor in load_tensors(folder, FILES, "EAGLE head").items()
-    }
+    stored = load_tensors(folder, FILES, "EAGLE head")
+    tensors = {name.replace("midlayer.", "layers.0."): one for name, one in stored.items()}
+    if len(tensors) < len(stored):
+        raise ModelError(f"{folder} has tensors of both midlayer and layers.0: use another head")
     token_ids = _token_ids(folder, tensors, config.num_drafted, target.vocab_size)
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(NOT_WEIGHTS)}
     for name, names in (("embed_tokens", EMBEDDING_NAMES), ("lm_head", LM_HEAD_NAMES)):
@@ -224,6 +254,8 @@ def load_eagle(config: EagleConfig, own: RunnerConfig) -> EagleHead:
             weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
     config.layer.vocab_size = min(own.vocab_size, target.vocab_size)
     module = _module(config, target)
+    for name, tensor in weights.items():
+        check_type(name, tensor.dtype, folder)
     placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
     for name, tensor in placed.items():
         check_finite(name, tensor, own.dtype, folder)
@@ -253,13 +285,24 @@ def _token_ids(
             "and the weight file lacks d2t: copy the whole checkpoint"
         )
     offsets = tensors.get("d2t", torch.zeros(num_drafted, dtype=torch.long))
-    if len(offsets) != num_drafted:
-        raise ModelError(f"{folder}: d2t has {len(offsets)} entries, but needs {num_drafted}")
+    if offsets.shape != (num_drafted,):
+        raise ModelError(
+            f"{folder}: d2t has {' x '.join(map(str, offsets.shape))} entries, but needs "
+            f"{num_drafted}"
+        )
     found = torch.arange(num_drafted) + offsets.long()
     if not (int(found.min()) >= 0 and int(found.max()) < vocab_size):
         raise ModelError(
             f"{folder}: d2t has tokens {int(found.min())} to {int(found.max())}, but the target "
             f"has {vocab_size} tokens: use a head that was trained for this target"
+        )
+    drafted = sorted(found.tolist())
+    # The mask t2d may be padded in another way.
+    known = tensors["t2d"].nonzero().flatten().tolist() if "t2d" in tensors else drafted
+    if drafted != known or len(set(drafted)) < num_drafted:
+        raise ModelError(
+            f"{folder}: d2t must have the tokens of t2d, each once, as differences to 0, 1, 2, ..: "
+            "use another head"
         )
     return found
 

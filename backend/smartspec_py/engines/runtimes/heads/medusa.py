@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
 from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.checkpoints.tensors import check_type
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
@@ -88,7 +89,10 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     """
     tensors = load_tensors(folder, FILES, "Medusa heads")
     target = load_config(own.path, own.max_len)
-    blocks, lm_heads = _parted(tensors)
+    for name, tensor in tensors.items():
+        if not TOKEN_MAP.match(name):
+            check_type(name, tensor.dtype, folder)
+    blocks, lm_heads = _parted(folder, tensors)
     if not blocks or sorted(blocks) != list(range(len(blocks))):
         raise ModelError(f"{folder} has no Medusa heads: {FILES[0]} must have tensors of heads 0..")
     known = (BLOCK, LM_HEAD, TOKEN_MAP)
@@ -96,13 +100,8 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
         raise ModelError(f"{folder} has the tensor {others[0]}, which Medusa heads do not have")
     num_rows, num_kept, token_ids = target.vocab_size, own.vocab_size, None
     if "token_map" in tensors:
-        token_ids = tensors["token_map"].to(own.device, torch.long)
+        token_ids = _token_map(folder, tensors["token_map"], own).to(own.device)
         num_rows = num_kept = len(token_ids)
-        if int(token_ids.max()) >= own.vocab_size:
-            raise ModelError(
-                f"{folder}: token_map has token {int(token_ids.max())}, but {own.path.name} has "
-                f"{own.vocab_size} tokens: use heads that were trained for this target"
-            )
     _check(folder, blocks, lm_heads, (num_rows, target.hidden_size))
     lm_heads = {head: rows[:num_kept] for head, rows in lm_heads.items()}
     if not lm_heads:
@@ -125,10 +124,24 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     )
 
 
+def _token_map(folder: Path, stored: torch.Tensor, own: RunnerConfig) -> torch.Tensor:
+    found = stored.flatten().tolist()
+    if stored.ndim != 1 or not found or len(set(found)) < len(found):
+        raise ModelError(f"{folder}: token_map must have tokens, each once: use other heads")
+    if wrong := [one for one in found if one not in range(own.vocab_size)]:
+        raise ModelError(
+            f"{folder}: token_map has token {wrong[0]}, but {own.path.name} has "
+            f"{own.vocab_size} tokens: use heads that were trained for this target"
+        )
+    return stored.long()
+
+
 _Blocks = dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]]
 
 
-def _parted(tensors: Mapping[str, torch.Tensor]) -> tuple[_Blocks, dict[int, torch.Tensor]]:
+def _parted(
+    folder: Path, tensors: Mapping[str, torch.Tensor]
+) -> tuple[_Blocks, dict[int, torch.Tensor]]:
     """Blocks by head and layer, and LM heads by head."""
     parts: dict[str, dict[tuple[int, int], torch.Tensor]] = {"weight": {}, "bias": {}}
     lm_heads, blocks = {}, _Blocks()
@@ -138,11 +151,19 @@ def _parted(tensors: Mapping[str, torch.Tensor]) -> tuple[_Blocks, dict[int, tor
         elif found := LM_HEAD.match(name):
             lm_heads[int(found[1])] = tensor
     for (head, layer), weight in parts["weight"].items():
+        if weight.ndim != 2:
+            raise ModelError(
+                f"{folder}: a weight of head {head} has the shape {tuple(weight.shape)}, and is no "
+                "matrix: use other heads"
+            )
         if weight.shape[0] != weight.shape[1]:
             lm_heads[head] = weight
             continue
-        bias = parts["bias"].get((head, layer), torch.zeros(len(weight)))
+        bias = parts["bias"].pop((head, layer), torch.zeros(len(weight)))
         blocks.setdefault(head, {})[layer] = (weight, bias)
+    if parts["bias"]:
+        head, layer = min(parts["bias"])
+        raise ModelError(f"{folder}: head {head} has a bias of layer {layer} without a block")
     return blocks, lm_heads
 
 
@@ -159,6 +180,11 @@ def _check(
                 raise ModelError(
                     f"{folder}: head {head} has hidden size {len(weight)}, but the target has "
                     f"{shape[1]}: use heads that were trained for this target"
+                )
+            if bias.shape != weight.shape[:1]:
+                raise ModelError(
+                    f"{folder}: a bias of head {head} has the shape {tuple(bias.shape)}, but needs "
+                    f"{tuple(weight.shape[:1])}: use other heads"
                 )
             if not (weight.isfinite().all() and bias.isfinite().all()):
                 raise ModelError(f"{folder}: the weights of head {head} are not all finite")

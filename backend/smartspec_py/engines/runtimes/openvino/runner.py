@@ -358,6 +358,7 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     unexpected = set(files) - set(model.state_dict())
     check_used(unexpected, files, config.path)
     files.leave_out(unexpected)
+    files.expect(model.state_dict())
     pair = "model.embed_tokens.weight", "lm_head.weight"
     if hf_config.tie_word_embeddings and set(pair) <= set(files):
         check_tied(torch.equal(*(files[name] for name in pair)), config.path)

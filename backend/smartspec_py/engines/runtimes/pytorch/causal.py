@@ -16,9 +16,12 @@ from smartspec_py.engines.checkpoints.supported import ModelError, first_line, q
 from smartspec_py.engines.checkpoints.tensors import (
     check_complete,
     check_finite,
+    check_shape,
     check_tied,
+    check_type,
     check_used,
     file_tensors,
+    types_of,
 )
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
@@ -153,14 +156,19 @@ def load_model(config: RunnerConfig) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_shape` names them
         )
     except Exception as error:  # a damaged *.bin can raise any exception of pickle
         reason = first_line(error)
         raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
     model, info = loaded
     check_complete(info["missing_keys"], config.path)
-    if unexpected := info["unexpected_keys"]:
-        check_used(unexpected, file_tensors(config.path), config.path)
+    for name, found, wanted in sorted(info["mismatched_keys"]):
+        check_shape(name, found, wanted, config.path)
+    files = file_tensors(config.path) if tensors is None else tensors
+    check_used(info["unexpected_keys"], files, config.path)
+    for name, dtype in types_of(files).items():
+        check_type(name, dtype, config.path)
     if hf_config.tie_word_embeddings and getattr(model, "_tied_weights_keys", None):
         pair = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         check_tied(pair[0] is pair[1], config.path)
