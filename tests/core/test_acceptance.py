@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from smartspec_py.core.learn import acceptance
-from smartspec_py.core.learn.acceptance import INITIAL_MEAN, MAX_COHORTS, AcceptanceTracker
+from smartspec_py.core.learn.acceptance import INITIAL_MEAN, MAX_COHORTS, AcceptanceTracker, Trial
 
 
 def observe(
     tracker: AcceptanceTracker, sequence: int, num_drafted: int, num_accepted: int, kind: str = ""
 ) -> None:
-    tracker.observe([sequence], [num_drafted], [num_accepted], [kind])
+    tracker.observe([Trial(sequence, num_drafted, num_accepted, kind)])
 
 
 def accept_probs(
@@ -227,7 +227,8 @@ def test_sequences_of_a_step_are_learned_from_together(kinds: tuple[str, ...]) -
         kept = [
             min(k, drafted(rng, 0.2 + 0.07 * s)) for k, s in zip(drafts, sequences, strict=True)
         ]
-        together.observe(sequences, drafts, kept, kinds)
+        steps = zip(sequences, drafts, kept, kinds, strict=True)
+        together.observe([Trial(*step) for step in steps])
         for each in zip(sequences, drafts, kept, kinds, strict=True):
             observe(apart, *each)
     assert mean_of(together) == pytest.approx(mean_of(apart), rel=1e-3)

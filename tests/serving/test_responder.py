@@ -363,9 +363,11 @@ def test_a_stop_word_ends_the_text_and_the_request(desk: Desk, is_last: bool) ->
     wanted = {"spec_metrics": SpecMetrics.DETAILED, "no_speculation": "it cannot"}
     desk.begin(sink, stop_words=("o w",), stream=False, **wanted)
     reason = FinishReason.LENGTH if is_last else None
-    progress = Progress(1, 4, 4)
+    progress, verified = Progress(1, 4, 4), {"num_drafted": 4, "num_accepted": 4}
     scored = [TokenLogProb(token, -0.5) for token in HELLO]
-    desk.post(1, HELLO, progress=progress, finish_reason=reason, log_probs=scored, end_token=7)
+    desk.post(
+        1, HELLO, progress=progress, finish_reason=reason, log_probs=scored, end_token=7, **verified
+    )
     desk.post(1, HELLO, progress=Progress(2, 8, 8), finish_reason=FinishReason.CANCELLED)
     desk.turn()
     assert sink.text == "hell"

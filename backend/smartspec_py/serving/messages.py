@@ -148,20 +148,18 @@ class ResponseState:
     progress: Progress = NO_PROGRESS
     steps: list[tuple[int, int]] = field(default_factory=list)
 
-    def count(self, progress: Progress) -> None:
-        """Set the current progress of the request."""
-        num_drafted = progress.num_drafted - self.progress.num_drafted
-        num_accepted = progress.num_accepted - self.progress.num_accepted
-        if num_drafted:
-            self.steps.append((num_drafted, num_accepted))
-        self.progress = progress
+    def count(self, update: Update) -> None:
+        """Add the update to the progress and the steps."""
+        self.progress = update.progress
+        if update.num_drafted:
+            self.steps.append((update.num_drafted, update.num_accepted))
 
     def add(self, update: Update) -> bool:
         """Add an update, up to the end of a stop word; True if there is one.
 
         Raises the tokenizer's error if the tokens cannot be decoded.
         """
-        self.count(update.progress)
+        self.count(update)
         num_kept = 0
         while num_kept < len(update.tokens) and not self.text.is_stopped:
             self.text.push(update.tokens[num_kept])
@@ -228,12 +226,15 @@ class LoopState:
 class Update(NamedTuple):
     """New results of a request, sent by the loop. One with finish_reason or error is the last.
 
-    log_probs: one for each token; empty if not requested. prompt_log_probs: see `Event`.
+    num_drafted, num_accepted, prompt_log_probs: see `Event`.
+    log_probs: one for each token; empty if not requested.
     end_token: see `Reply`.
     """
 
     sequence: SequenceId
     tokens: Sequence[int] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
     progress: Progress = NO_PROGRESS
     finish_reason: FinishReason | None = None
     error: tuple[ErrorCode, str] | None = None

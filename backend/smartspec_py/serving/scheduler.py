@@ -231,6 +231,8 @@ class Scheduler:
         request.tokens.extend(tokens)
         kept: dict[str, Any] = {
             "tokens": tokens,
+            "num_drafted": event.num_drafted,
+            "num_accepted": event.num_accepted,
             "log_probs": event.log_probs[: len(tokens)],
             "prompt_log_probs": event.prompt_log_probs,
         }

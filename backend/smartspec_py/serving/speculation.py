@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.core.learn.acceptance import AcceptanceTracker
+from smartspec_py.core.learn.acceptance import AcceptanceTracker, Trial
 from smartspec_py.core.plan.planner import LEARNING
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
@@ -129,31 +129,44 @@ class Speculation:
     def observe(
         self, steps: Sequence[tuple[Request, Event]], views: Sequence[SequenceView] = ()
     ) -> None:
-        """Learn acceptance from events of decoding requests. views: those of their step.
-
-        Hindsight is used only for requests with one event. Several events of one request belong to
-        a burst without drafts. If a prompt lookup was not used, its acceptance is known afterwards
-        from the generated tokens. This lets a proposer recover from poor early results.
-        """
-        counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
+        """Learn acceptance from events of decoding requests. views: those of their step."""
+        trials: dict[str, list[Trial]] = defaultdict(list)
         num_events = Counter([request.sequence for request, _ in steps])
         options = {view.sequence: view.options for view in views}
         for request, event in steps:
             asked = [one.proposer for one in options.get(request.sequence, ()) if one.proposer]
             for name in _drafting(request):
-                able, is_used = self._capabilities[name], name == request.proposer
-                drafted = event.num_drafted if is_used else 0
-                accepted = event.num_accepted if is_used else 0
-                if drafted or able.reads_hidden:
+                drafted = event.num_drafted if name == request.proposer else 0
+                if drafted or self._capabilities[name].reads_hidden:
+                    accepted = event.num_accepted if drafted else 0
                     self._proposers[name].observe(request.sequence, accepted, event.hidden)
-                if not drafted and name in asked and num_events[request.sequence] == 1:
-                    drafted, accepted = self._hindsight(name, request, event)
-                # A step whose proposers were not asked is no evidence, and does not count.
-                if drafted or (asked and not able.cohorts):
-                    cohort = self._cohort(name, request)
-                    counts[name].append((request.sequence, drafted, accepted, cohort))
-        for name, of_one in counts.items():
-            self._acceptance[name].observe(*zip(*of_one, strict=True))
+                is_burst = num_events[request.sequence] > 1
+                if trial := self._trial(name, request, event, asked, is_burst):
+                    trials[name].append(trial)
+        for name, of_one in trials.items():
+            self._acceptance[name].observe(of_one)
+
+    def _trial(
+        self, name: str, request: Request, event: Event, asked: Sequence[str], is_burst: bool
+    ) -> Trial | None:
+        """What the step tells about the drafts of this proposer; None if nothing.
+
+        - Its drafts were verified: their result.
+        - It was asked, and its drafts were not used: what their result would have been, if it knows
+          its drafts. So a proposer can recover from poor early results. Several events belong to a
+          burst, whose beginning is not known any more.
+        - Otherwise a step without drafts. It does not count if no proposer was asked, nor for
+          proposers with cohorts, because it belongs to none.
+        """
+        drafted, accepted = 0, 0
+        if name == request.proposer:
+            drafted, accepted = event.num_drafted, event.num_accepted
+        if not drafted and name in asked and not is_burst:
+            proposer = self._proposers[name]
+            drafted, accepted = proposer.hindsight(request.sequence, request.tokens, event.tokens)
+        if not drafted and (not asked or self._capabilities[name].cohorts):
+            return None
+        return Trial(request.sequence, drafted, accepted, self._cohort(name, request))
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """Pass the prompt's hidden states to proposers that use them."""
@@ -251,11 +264,6 @@ class Speculation:
         if not self._capabilities[name].cohorts:
             return request.cohort
         return self._proposers[name].cohort(request.sequence)
-
-    def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
-        """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
-        proposer = self._proposers[name]
-        return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
         """Seconds that each proposer needs per sequence if it drafts for so many."""

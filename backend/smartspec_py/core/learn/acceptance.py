@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,16 @@ the number of requests, because all of them resume drafting at once."""
 
 MAX_COHORTS = 256
 """Largest number of cohorts. Beyond it, the least recently used cohort is removed."""
+
+
+class Trial(NamedTuple):
+    """One decoding step of a sequence. num_drafted, num_accepted: 0 without drafts. cohort: of the
+    drafts."""
+
+    sequence: int
+    num_drafted: int
+    num_accepted: int
+    cohort: str = ""
 
 
 class AcceptanceTracker:
@@ -116,19 +126,10 @@ class AcceptanceTracker:
         mean: Floats = probs @ (trust / trust.sum())
         return mean
 
-    def observe(
-        self,
-        sequences: Sequence[int],
-        num_drafted: Sequence[int],
-        num_accepted: Sequence[int],
-        cohorts: Sequence[str] | None = None,
-    ) -> None:
-        """Add the results of one decoding step of each of these sequences.
-
-        num_drafted, num_accepted: 0 for a sequence without drafts. cohorts: as in `accept_probs`,
-        for the drafts of this step.
-        """
-        names, each = _grouped(cohorts or [""] * len(sequences))
+    def observe(self, results: Sequence[Trial]) -> None:
+        """Add the results of one decoding step of each of these sequences."""
+        sequences, num_drafted, num_accepted, cohorts = zip(*results, strict=True)
+        names, each = _grouped(cohorts)
         if not any(num_drafted):
             self._observe_idle(sequences, names)
             return
