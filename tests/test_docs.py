@@ -18,12 +18,7 @@ from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 
 ROOT = Path(__file__).parents[1]
-LOG = ROOT / "docs" / "research" / "log"
-PAGES = [
-    path
-    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "deploy" / "README.md")
-    if LOG not in path.parents and path.parent.name != "results"
-]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 ELSEWHERE = "docker helm kubectl trtllm-build python python3 pip git cd lm_eval locust"
 """Programs whose options are not known here."""
 
