@@ -4,7 +4,7 @@
 #   docker build --target gpu -t smartspec:gpu .    NVIDIA's Triton image with TensorRT-LLM
 #
 # Both serve the models that /models/smartspec/1/engine.json names, and drain on SIGTERM. The stop
-# timeout must be longer than limits.drain_s plus 20 s (docker stop -t 60). deploy/README.md
+# timeout must be longer than limits.drain_s plus 20 s (docker stop -t 60). docs/operate/deploy.md
 # explains how to run them.
 
 # Use 26.05 or newer: older versions have known remote vulnerabilities (docs/operate/security.md).

@@ -108,7 +108,7 @@ OUTPUTS = (
     TensorSpec(
         "explanation",
         "STRING",
-        "step trace, JSON lines (docs/reference/traces.md)",
+        "step trace, JSON lines (docs/operate/troubleshooting.md)",
         when="the only output, if explain_steps is set",
     ),
     TensorSpec(

@@ -110,8 +110,8 @@ SWITCHES = _counter(
 )
 COST_FACTOR = _gauge(
     "cost_factor",
-    "Factors on the profile at the last step's batch size: target_base and target_slope for the "
-    "target's passes, draft for draft passes",
+    "Factors on the profile: target_base and target_slope for the target's passes, draft for draft "
+    "passes",
     "part",
 )
 TIME_ERROR = _gauge(

@@ -2,8 +2,8 @@
 
 A plan is a pure function of views, cost model and settings. So a recorded step can be planned
 again. The same inputs must give the same plan. With another cost model, the difference shows the
-effect of that model. Floats in the JSON are exact. docs/reference/traces.md describes the fields.
-`smartspec_sim.traces` reads these files.
+effect of that model. Floats in the JSON are exact. docs/operate/troubleshooting.md describes the
+fields. `smartspec_sim.traces` reads these files.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ backend and for Triton to exit. */}}
 {{- .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
 
-{{/* The sizes of deploy/README.md. */}}
+{{/* The sizes of docs/operate/deploy.md. */}}
 {{- define "smartspec.sharedMemory" -}}
 {{- default (ternary "1Gi" "256Mi" (gt (int .Values.gpu.count) 0)) .Values.sharedMemory -}}
 {{- end -}}
