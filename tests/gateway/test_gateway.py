@@ -6,12 +6,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from tritonclient.grpc import service_pb2
 
 from smartspec_gateway import protocol
 from smartspec_gateway.v2 import json_of
-from smartspec_launch.address import Address, free_address
-from smartspec_launch.gateway import OpenAi, as_json
+from smartspec_launch.address import Address, free_address, responds
+from smartspec_launch.gateway import LEAST_FILES, OpenAi, as_json, check_open_files
+from smartspec_launch.interpreter import LaunchError
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 GENERATE = "/v2/models/smartspec/generate"
@@ -349,15 +352,16 @@ def test_a_request_that_does_not_arrive_is_given_up(
 
 
 def test_more_connections_than_allowed_are_told_so(
-    gateway: Address, monkeypatch: pytest.MonkeyPatch
+    triton: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
-    place = ("127.0.0.1", gateway.http_port)
-    with socket.create_connection(place) as one, socket.create_connection(place) as two:
-        for each in (one, two):
-            each.sendall(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert each.recv(100).startswith(b"HTTP/1.1 404")
-        assert talk(gateway.http_port, b"").startswith(b"HTTP/1.1 503 ")
+    monkeypatch.setattr("smartspec_gateway.__main__.connections_for", lambda num_files: 2)
+    with running_gateway(triton.grpc_port, triton.http_port) as address:
+        place = ("127.0.0.1", address.http_port)
+        with socket.create_connection(place) as one, socket.create_connection(place) as two:
+            for each in (one, two):
+                each.sendall(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert each.recv(100).startswith(b"HTTP/1.1 404")
+            assert talk(address.http_port, b"").startswith(b"HTTP/1.1 503 ")
 
 
 def test_it_ends_with_its_launcher() -> None:
@@ -376,8 +380,35 @@ def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
     assert "has no API key" in ended.stderr
 
 
-def command(openai: OpenAi | None = None) -> list[str]:
-    return [sys.executable, "-m", "smartspec_gateway", as_json(free_address(), openai)]
+def command(openai: OpenAi | None = None, address: Address | None = None) -> list[str]:
+    given = as_json(address or free_address(), openai)
+    return [sys.executable, "-m", "smartspec_gateway", given]
+
+
+@pytest.mark.parametrize("port", ["http_port", "grpc_port"])
+def test_idle_connections_leave_files_for_the_launcher(port: str) -> None:
+    """More of them than the process may open files. The launcher ends a server that is silent."""
+    address = free_address()
+    program = ["sh", "-c", f'ulimit -n {LEAST_FILES}; exec "$@"', "sh", *command(address=address)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+        url = f"{address.http_url}/v2/health/live"
+        deadline = time.monotonic() + WAIT_S
+        while not responds(url) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with ExitStack() as idle:
+            for _ in range(2 * LEAST_FILES):
+                place = "127.0.0.1", getattr(address, port)
+                idle.enter_context(socket.create_connection(place, WAIT_S))
+            assert responds(url)
+        assert process.poll() is None
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_few_files_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    with pytest.raises(LaunchError, match="may open 64 files here, and the server needs 256"):
+        check_open_files()
 
 
 def test_it_loads_no_model_library() -> None:

@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
-from smartspec_gateway.limits import Limits
+from smartspec_gateway.limits import BACKLOG, Limits, connections_for
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.v2 import V2
@@ -46,7 +46,8 @@ def main() -> None:
 
 async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
     """Serve until `lifeline` is closed, which is a pipe that the parent process keeps open."""
-    limits = Limits()
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = Limits(max_connections=connections_for(num_files))
     triton = Triton(address.triton_grpc_url)
     grpc_front = GrpcFront(address.triton_grpc_url, limits)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
@@ -82,7 +83,7 @@ def _server(
     cors: Sequence[str] = (),
 ) -> uvicorn.Server:
     """cors: origins whose pages may read the answers, refusals too."""
-    protocol: Any = partial(BoundedProtocol, error_body)
+    protocol: Any = partial(BoundedProtocol, error_body, limits)
     guarded: Any = Guard(app, limits, error_body)
     if cors:
         guarded = CORSMiddleware(guarded, cors, allow_methods=["*"], allow_headers=["*"])
@@ -92,6 +93,7 @@ def _server(
         port=port,
         http=protocol,
         ws="none",
+        backlog=BACKLOG,
         lifespan="off",
         log_level="error",
         access_log=False,

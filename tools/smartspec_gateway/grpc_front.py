@@ -17,7 +17,6 @@ from tritonclient.grpc import service_pb2
 
 from smartspec_gateway.limits import (
     MAX_CALLS,
-    MAX_CONNECTIONS,
     MAX_ID_BYTES,
     MAX_MESSAGE_BYTES,
     Limits,
@@ -58,7 +57,7 @@ class GrpcFront:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+                ("grpc.max_allowed_incoming_connections", limits.max_connections),
             ],
         )
         handlers = {name: grpc.unary_unary_rpc_method_handler(self._unary(name)) for name in UNARY}

@@ -33,7 +33,18 @@ MAX_HELD_BYTES = 256 << 20
 """For the bodies of all requests together."""
 
 MAX_CONNECTIONS = 4096
-"""On each port."""
+"""On each port, if the process may open enough files."""
+
+NUM_PORTS = 3
+
+RESERVED_FILES = 160
+"""Files for connections to Triton, for those that are being refused, and for the libraries."""
+
+LINGERING = 32
+"""Refused connections of a port that are still read; see `protocol`."""
+
+BACKLOG = 64
+"""Connections that the system keeps until they are accepted, all at once."""
 
 MAX_CALLS = 1024
 """Of gRPC at once."""
@@ -49,6 +60,12 @@ SEND_S = 60.0
 """How long 64 KiB of a response may wait for a client that does not read."""
 
 
+def connections_for(num_files: int) -> int:
+    """Connections of each port, for a process that may open num_files files. Idle clients must not
+    use all of them: then nobody could connect, nor the launcher, which would end the server."""
+    return min(MAX_CONNECTIONS, (num_files - RESERVED_FILES) // NUM_PORTS)
+
+
 class Refused(Exception):
     """The request is not forwarded; the client gets this HTTP status and message."""
 
@@ -62,12 +79,13 @@ class Limits:
     """Limits and load that all routes share.
 
     context_len: prompt and generated tokens of one request; 0 until the model is ready.
-    held_bytes: of all bodies now.
+    held_bytes: of all bodies now. max_connections: of each port.
     """
 
     context_len: int = 0
     is_draining: bool = False
     held_bytes: int = 0
+    max_connections: int = MAX_CONNECTIONS
 
     @property
     def max_body_bytes(self) -> int:

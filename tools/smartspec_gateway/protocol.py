@@ -18,11 +18,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from smartspec_gateway.guard import ErrorBody
 from smartspec_gateway.limits import (
+    LINGERING,
     MAX_CHUNKS,
-    MAX_CONNECTIONS,
     MAX_HEADER_BYTES,
     RECEIVE_S,
     SEND_S,
+    Limits,
     Refused,
     check_framing,
 )
@@ -63,8 +64,9 @@ class BoundedProtocol(H11Protocol):
     a client that reads too slowly is closed.
     """
 
-    def __init__(self, error_body: ErrorBody, **of_uvicorn: Any) -> None:
+    def __init__(self, error_body: ErrorBody, limits: Limits, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
+        self._most = limits.max_connections
         self.conn = BoundedConnection()
         self._error_body = error_body
         self._deadline: asyncio.TimerHandle | None = None
@@ -73,8 +75,10 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            self._refuse(503, f"connections: the limit of {MAX_CONNECTIONS} is reached: try later")
+        if len(self.connections) > self._most + LINGERING:
+            self.transport.abort()  # an answer would need a file for longer
+        elif len(self.connections) > self._most:
+            self._refuse(503, f"connections: the limit of {self._most} is reached: try later")
         else:
             self._start_deadline()
 

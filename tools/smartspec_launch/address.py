@@ -12,6 +12,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs without a proxy, because the server is on this machine."""
 
 ANSWER_S = 5.0
+CLOSED = ConnectionResetError, BrokenPipeError
 LOOPBACK = "127.0.0.1"
 INTERNAL_PORTS = range(20_000, 30_000)
 """Below the range that Linux uses for outgoing connections. Triton binds its port only after the
@@ -76,6 +77,19 @@ def status_of(url: str) -> int | None:
         return error.code
     except OSError:
         return None
+
+
+def responds(url: str) -> bool:
+    """Whether there is a sign of life within ANSWER_S: an answer of any status, or a close."""
+    try:
+        with DIRECT.open(url, timeout=ANSWER_S):
+            return True
+    except (urllib.error.HTTPError, *CLOSED):
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, CLOSED)
+    except OSError:
+        return False
 
 
 def free_address(host: str = "127.0.0.1") -> Address:

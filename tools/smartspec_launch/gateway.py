@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from smartspec_launch.address import Address, status_of
+from smartspec_launch.address import Address, responds, status_of
+from smartspec_launch.interpreter import LaunchError
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
 
@@ -19,6 +21,19 @@ OPENAI_PORT = 9000
 """Default port of the OpenAI routes."""
 
 EXIT_S = 5.0
+
+LEAST_FILES = 256
+"""Files that a process of the server must be able to open."""
+
+
+def check_open_files() -> None:
+    """Raises LaunchError if this process, and so its children, may open too few files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < LEAST_FILES:
+        raise LaunchError(
+            f"A process may open {most} files here, and the server needs {LEAST_FILES}: raise the "
+            f"limit with ulimit -Hn {LEAST_FILES}, or more for more clients."
+        )
 
 
 def tokenizer_dir(config: ServerConfig) -> Path | None:
@@ -79,8 +94,9 @@ class Gateway:
         return self._process.poll()
 
     def answers(self) -> bool:
-        """Whether it answers in time, whatever it answers."""
-        return status_of(f"{self._address.http_url}/v2/health/live") is not None
+        """Whether it answers in time, whatever it answers. With too many connections, it closes
+        new ones."""
+        return responds(f"{self._address.http_url}/v2/health/live")
 
     def is_ready(self) -> bool:
         """Whether all its ports serve the model."""
