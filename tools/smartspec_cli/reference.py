@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 from pydantic import BaseModel
@@ -169,9 +169,7 @@ def engine_json() -> str:
     """All keys of engine.json."""
     parts = []
     for title, model in SECTIONS.items():
-        summary, _ = _documented(model)
-        parts += [f"## {title}\n", *([_filled(summary) + "\n"] if summary else [])]
-        parts += [_fields(_properties(model))]
+        parts += [f"## {title}\n", _filled(model.__doc__ or "") + "\n", _fields(_properties(model))]
     return "\n".join(parts)
 
 
@@ -194,10 +192,7 @@ def openai_fields() -> str:
 
 def _properties(model: type[BaseModel]) -> Schema:
     """The JSON schema of each field, with its meaning as `description`."""
-    found: Schema = model.model_json_schema()["properties"]
-    for name, meaning in _documented(model)[1].items():
-        found[name].setdefault("description", meaning)
-    return found
+    return cast("Schema", model.model_json_schema()["properties"])
 
 
 def _fields(fields: Schema, hidden: Container[str] = ()) -> str:
@@ -214,23 +209,6 @@ def _fields(fields: Schema, hidden: Container[str] = ()) -> str:
             rules = [text, *rules] if text else rules
         lines.append(_item(f"`{name}` ({', '.join([kind, *rules])}): {field['description']}"))
     return "\n".join(lines) + "\n"
-
-
-def _documented(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """The text of the docstring before the first key, and the meaning of each key.
-
-    Keys are written as `key: meaning` or `key, key: meaning`.
-    """
-    text = " ".join((model.__doc__ or "").split())
-    names = "|".join(model.model_fields)
-    starts = list(re.finditer(rf"(?:^|(?<=[.;] ))((?:{names})(?:, (?:{names}))*): ", text))
-    ends = [*(start.start() for start in starts), len(text)]
-    meanings = {
-        name: text[start.end() : end].strip()
-        for start, end in zip(starts, ends[1:], strict=True)
-        for name in start[1].split(", ")
-    }
-    return text[: ends[0]].strip(), meanings
 
 
 def _rules(field: Schema) -> Iterator[str]:
