@@ -1,8 +1,9 @@
-"""Writes the generated parts of docs/reference: `python -m smartspec_cli.reference`.
+"""Writes the generated parts of the documentation: `python -m smartspec_cli.reference`.
 
 A generated part of a page is between `<!-- generated: NAME -->` and `<!-- end -->`. Request fields
-come from the table that checks requests, commands from their options, and keys of engine.json and
-fields of OpenAI's API from the models that check them. A test compares the pages with the code.
+come from the table that checks requests, commands from their options, keys of engine.json and
+fields of OpenAI's API from the models that check them, and metrics from their table. A test
+compares the pages with the code.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ from smartspec_py.config import (
     TorchEngineConfig,
     TrtllmEngineConfig,
 )
+from smartspec_py.serving.metric_families import FAMILIES, Family
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (*sorted((DOCS / "reference").glob("*.md")), DOCS / "operate" / "metrics.md")
 COLUMNS = 100
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -190,6 +193,22 @@ def openai_fields() -> str:
     return "\n".join(parts)
 
 
+def metrics() -> str:
+    """The table of metrics."""
+    return _table(("name", "kind", "labels", "meaning"), map(_metric_row, FAMILIES))
+
+
+def _metric_row(family: Family) -> Sequence[str]:
+    labels = ", ".join(f"`{label}`" for label in family.labels)
+    return f"`{family.name}`", family.kind, labels, family.meaning
+
+
+def buckets() -> str:
+    """The upper edges of each histogram."""
+    edges = {family.name: ", ".join(f"{edge:g}" for edge in family.buckets) for family in FAMILIES}
+    return "\n".join(_item(f"`{name}`: {text}") for name, text in edges.items() if text) + "\n"
+
+
 def _properties(model: type[BaseModel]) -> Schema:
     """The JSON schema of each field, with its meaning as `description`."""
     return cast("Schema", model.model_json_schema()["properties"])
@@ -263,6 +282,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": command_line,
     "keys": engine_json,
     "fields": openai_fields,
+    "metrics": metrics,
+    "buckets": buckets,
 }
 
 
@@ -276,7 +297,7 @@ def generated(page: str) -> str:
 
 
 def main() -> None:
-    for path in FOLDER.glob("*.md"):
+    for path in PAGES:
         path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
