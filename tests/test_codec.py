@@ -36,7 +36,7 @@ def test_fields_have_their_names_in_a_request() -> None:
         text_input="漢字 🙂",
         input_ids=[5, 0],
         request_priority=-100,
-        random_seed=2**64 - 1,
+        seed=2**64 - 1,
         embedding_bias_words=["a", "b"],
         embedding_bias_weights=[-1000.0, 0.125],
         speculation_policy="fixed:3",
@@ -89,7 +89,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ["a" * 1025]}, "bad_words: got 'aaa"),
     ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: got '0 weights', must be as many"),
     ({"embedding_bias_weights": [1.0]}, "embedding_bias_weights: got '1 weights', must be as many"),
-    ({"seed": 1, "random_seed": 2}, "random_seed: got 2, must be equal to seed, or left out"),
     ({"verification": "Coupled"}, "verification: got 'Coupled', must be coupled or rejection"),
     ({"beam_width": 2}, "beam_width: got 2, must be 1 (beam search is not supported)"),
     ({"return_context_logits": True}, "return_context_logits: got True, must be false (logits"),
@@ -206,7 +205,6 @@ OF_TOKENS = {
     "cum_log_probs": -7.5,
     "token_log_probs": b'{"prompt":[[1,-2.0,[]]],"output":[[7,-0.5,[[9,-0.25]]],[8,-1.25,[]]]}',
     "proposer": b"heads",
-    "drafter": b"heads",
 }
 SPENT = dict(zip(TIMES, (10**9, 2 * 10**9, 3 * 10**9, 4 * 10**18), strict=True))
 

@@ -37,7 +37,6 @@ def decode(request: Any) -> GenerateParams:
     arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     _check_required(arrays)
     given = {spec.name: _value(spec, arrays[spec.name]) for spec in INPUTS if spec.name in arrays}
-    _check_seeds(given)
     _check_bias(given)
     return GenerateParams(**{FIELDS[name]: given[name] for name in given if name in FIELDS})
 
@@ -113,12 +112,6 @@ def _utf8(name: str, raw: bytes) -> str:
         raise InvalidField(name, raw, f"valid UTF-8 ({error.reason} at {error.start})") from error
 
 
-def _check_seeds(given: dict[str, Any]) -> None:
-    older = given.get("random_seed")
-    if older is not None and given.get("seed", older) != older:
-        raise InvalidField("random_seed", older, "equal to seed, or left out")
-
-
 def _check_bias(given: dict[str, Any]) -> None:
     """Leave out the weights of words that count as not given."""
     words = given.get("embedding_bias_words")
@@ -156,7 +149,7 @@ def _outputs(reply: Reply) -> dict[str, Any]:
     if params.num_token_log_probs is not None:
         values["token_log_probs"] = _token_log_probs(reply)
     if params.spec_metrics is SpecMetrics.DETAILED and progress.proposer:
-        values |= dict.fromkeys(("proposer", "drafter"), progress.proposer.encode())
+        values["proposer"] = progress.proposer.encode()
     if params.return_perf_metrics:
         values |= _BLOCKS | _times_ns(Progress() if reason is None else progress)
     if reason is not None:

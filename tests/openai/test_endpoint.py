@@ -457,7 +457,7 @@ def test_errors_of_the_model() -> None:
 def test_chunks_have_counts_if_asked() -> None:
     body = {"messages": HELLO, "stream": True, "return_spec_metrics": "detailed"}
     found = events(client().post(CHAT, json=body).text)[0]["choices"][0]["speculation"]
-    names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "drafter", "tokens"}
+    names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "proposer", "tokens"}
     assert (found.keys(), found["num_tokens"]) == (names, 1)
 
 

@@ -42,7 +42,7 @@ IF_ASKED = {
         "num_steps",
         "total_draft_tokens",
         "total_accepted_draft_tokens",
-        "drafter",
+        "proposer",
     ),
 }
 """Outputs to request, by input. Triton drops the others before it sends a response."""
@@ -68,7 +68,7 @@ class Piece:
     num_steps: int = 0
     total_draft_tokens: int = 0
     total_accepted_draft_tokens: int = 0
-    drafter: str = ""
+    proposer: str = ""
     output_ids: Sequence[int] = ()
     log_probs: Mapping[str, Any] | None = None
 
