@@ -86,25 +86,27 @@ class TorchEngineConfig(EngineConfig):
     """directory of Medusa heads, or of an EAGLE-3 head, that were trained for the target model. An
     EAGLE-3 head cannot be combined with a draft model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the processor
-    multiplies bfloat16. OpenVINO computes in float32 if the processor lacks the configured type."""
+    """type of the computation. auto uses the checkpoint's type. On a CPU, auto uses float32, or
+    bfloat16 if the processor multiplies bfloat16. OpenVINO computes in float32 if the processor
+    lacks the configured type."""
     weights: Literal["auto", "stored", "int8", "int4"] = "auto"
-    """stored keeps them in the type of their files. int8 rounds each row to 8 bits, int4 each group
-    of 32 to 128 numbers to 4, and both round activations to 8 bits in groups. Both need OpenVINO.
-    auto is int8 if OpenVINO computes a model of 100 million parameters or more: texts change a
-    little, and a pass takes about half the time."""
+    """type of the weights. stored keeps them in the type of their files. int8 rounds each row to 8
+    bits, int4 each group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups.
+    Both need OpenVINO. auto is int8 if OpenVINO computes a model of 100 million parameters or more:
+    texts change a little, and a pass takes about half the time."""
     kv_cache: Literal["auto", "u8"] = "auto"
-    """auto keeps keys and values in the dtype, but PyTorch on a CPU in float32. u8 rounds them to 8
-    bits, each head of a token with one scale, for target, draft model and EAGLE-3 head. It takes
-    about half the memory of bfloat16, and changes texts a little. It needs OpenVINO."""
+    """type of the KV cache. auto keeps keys and values in the dtype, but PyTorch on a CPU in
+    float32. u8 rounds them to 8 bits, each head of a token with one scale, for target, draft model
+    and EAGLE-3 head. It takes about half the memory of bfloat16, and changes texts a little. It
+    needs OpenVINO."""
     device: str = "auto"
     """cpu, cuda or cuda:N. auto uses CUDA if there is a GPU."""
     draft_device: str | None = None
     """cuda:N for a draft model on another GPU than the target. null uses the target's device. Never
     run by this project."""
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """compute threads. 0 uses all cores up to 4, and one less than all if there are more. A
-    container's CPU limit counts."""
+    """number of compute threads. 0 uses all cores up to 4, and one less than all if there are
+    more. A container's CPU limit counts."""
     runtime: Literal["auto", "torch", "openvino"] = "auto"
     """what computes the models on a CPU. auto uses OpenVINO if it is installed and supports the
     model, else PyTorch. Other devices always use PyTorch."""
