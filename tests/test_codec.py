@@ -18,7 +18,7 @@ from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_py.core.types import FinishReason, SpecMetrics, TokenLogProb, Verification
 from smartspec_py.serving.messages import Progress, Reply
-from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError
+from smartspec_py.serving.request import ErrorCode, FieldError, RequestError
 
 REQUIRED = {"text_input": "Question:", "max_tokens": 4}
 ALL_OUTPUTS = {spec.name: spec for spec in OUTPUTS}
@@ -77,15 +77,15 @@ def test_values_that_ask_for_nothing(fields: dict[str, Any]) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text_input": NOT_UTF8}, "text_input: got b'\\xff\\xfe\\xfd', must be valid UTF-8"),
-    ({"text_input": ["a", "b"]}, "text_input: got [1, 2], must be one value"),
-    ({"max_tokens": []}, "max_tokens: got [1, 0], must be one value"),
+    ({"text_input": ["a", "b"]}, "text_input: got 2 values, must be one value"),
+    ({"max_tokens": []}, "max_tokens: got 0 values, must be one value"),
     ({"max_tokens": 0}, "max_tokens: got 0, must be at least 1"),
     ({"temperature": float("nan")}, "temperature: got nan, must be finite and at least 0"),
     ({"top_k": -2}, "top_k: got -2, must be at least -1 (0 or -1: off)"),
     ({"top_p": -0.5}, "top_p: got -0.5, must be in [0, 1]"),
     ({"stop_token_ids": [7, -1]}, "stop_token_ids: got -1, must be at least 0"),
     ({"stop_words": ["a", ""]}, "stop_words: got '', must be at least one character"),
-    ({"stop_words": ["a"] * 17}, "stop_words: got '17 elements', must be a list of at most 16"),
+    ({"stop_words": ["a"] * 17}, "stop_words: got 17 elements, must be a list of at most 16"),
     ({"bad_words": ["a" * 1025]}, "bad_words: got 'aaa"),
     ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: got '0 weights', must be as many"),
     ({"embedding_bias_weights": [1.0]}, "embedding_bias_weights: got '1 weights', must be as many"),
@@ -97,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "start"), REFUSED, ids=lambda item: str(item)[:40])
 def test_errors_name_field_value_and_range(fields: dict[str, Any], start: str) -> None:
-    with pytest.raises(InvalidField) as raised:
+    with pytest.raises(FieldError) as raised:
         decode(**fields)
     assert str(raised.value).startswith(start)
     assert raised.value.code is ErrorCode.INVALID_ARGUMENT
@@ -148,7 +148,7 @@ def test_any_valid_fields_decode_to_themselves_and_an_invalid_one_is_named(
     assert codec.decode(request(fields)) == expected(fields)
     bad = rng.choice([name for name in SPECS if invalid_values(SPECS[name])])
     fields[bad] = rng.choice(invalid_values(SPECS[bad]))
-    with pytest.raises(InvalidField, match=rf"^{bad}: got ") as raised:
+    with pytest.raises(FieldError, match=rf"^{bad}: got ") as raised:
         codec.decode(request(fields))
     assert len(str(raised.value)) < 300
 
