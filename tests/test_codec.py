@@ -18,7 +18,7 @@ from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_py.core.types import FinishReason, SpecMetrics, TokenLogProb, Verification
 from smartspec_py.serving.messages import Progress, Reply
-from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError
+from smartspec_py.serving.request import ErrorCode, FieldError, RequestError
 
 REQUIRED = {"text_input": "Question:", "max_tokens": 4}
 ALL_OUTPUTS = {spec.name: spec for spec in OUTPUTS}
@@ -36,7 +36,7 @@ def test_fields_have_their_names_in_a_request() -> None:
         text_input="漢字 🙂",
         input_ids=[5, 0],
         request_priority=-100,
-        random_seed=2**64 - 1,
+        seed=2**64 - 1,
         embedding_bias_words=["a", "b"],
         embedding_bias_weights=[-1000.0, 0.125],
         speculation_policy="fixed:3",
@@ -77,19 +77,18 @@ def test_values_that_ask_for_nothing(fields: dict[str, Any]) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text_input": NOT_UTF8}, "text_input: got b'\\xff\\xfe\\xfd', must be valid UTF-8"),
-    ({"text_input": ["a", "b"]}, "text_input: got [1, 2], must be one value"),
-    ({"max_tokens": []}, "max_tokens: got [1, 0], must be one value"),
+    ({"text_input": ["a", "b"]}, "text_input: got 2 values, must be one value"),
+    ({"max_tokens": []}, "max_tokens: got 0 values, must be one value"),
     ({"max_tokens": 0}, "max_tokens: got 0, must be at least 1"),
     ({"temperature": float("nan")}, "temperature: got nan, must be finite and at least 0"),
     ({"top_k": -2}, "top_k: got -2, must be at least -1 (0 or -1: off)"),
     ({"top_p": -0.5}, "top_p: got -0.5, must be in [0, 1]"),
     ({"stop_token_ids": [7, -1]}, "stop_token_ids: got -1, must be at least 0"),
     ({"stop_words": ["a", ""]}, "stop_words: got '', must be at least one character"),
-    ({"stop_words": ["a"] * 17}, "stop_words: got '17 elements', must be a list of at most 16"),
+    ({"stop_words": ["a"] * 17}, "stop_words: got 17 elements, must be a list of at most 16"),
     ({"bad_words": ["a" * 1025]}, "bad_words: got 'aaa"),
     ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: got '0 weights', must be as many"),
     ({"embedding_bias_weights": [1.0]}, "embedding_bias_weights: got '1 weights', must be as many"),
-    ({"seed": 1, "random_seed": 2}, "random_seed: got 2, must be equal to seed, or left out"),
     ({"verification": "Coupled"}, "verification: got 'Coupled', must be coupled or rejection"),
     ({"beam_width": 2}, "beam_width: got 2, must be 1 (beam search is not supported)"),
     ({"return_context_logits": True}, "return_context_logits: got True, must be false (logits"),
@@ -98,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "start"), REFUSED, ids=lambda item: str(item)[:40])
 def test_errors_name_field_value_and_range(fields: dict[str, Any], start: str) -> None:
-    with pytest.raises(InvalidField) as raised:
+    with pytest.raises(FieldError) as raised:
         decode(**fields)
     assert str(raised.value).startswith(start)
     assert raised.value.code is ErrorCode.INVALID_ARGUMENT
@@ -149,7 +148,7 @@ def test_any_valid_fields_decode_to_themselves_and_an_invalid_one_is_named(
     assert codec.decode(request(fields)) == expected(fields)
     bad = rng.choice([name for name in SPECS if invalid_values(SPECS[name])])
     fields[bad] = rng.choice(invalid_values(SPECS[bad]))
-    with pytest.raises(InvalidField, match=rf"^{bad}: got ") as raised:
+    with pytest.raises(FieldError, match=rf"^{bad}: got ") as raised:
         codec.decode(request(fields))
     assert len(str(raised.value)) < 300
 
@@ -206,7 +205,6 @@ OF_TOKENS = {
     "cum_log_probs": -7.5,
     "token_log_probs": b'{"prompt":[[1,-2.0,[]]],"output":[[7,-0.5,[[9,-0.25]]],[8,-1.25,[]]]}',
     "proposer": b"heads",
-    "drafter": b"heads",
 }
 SPENT = dict(zip(TIMES, (10**9, 2 * 10**9, 3 * 10**9, 4 * 10**18), strict=True))
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton
+from one_stream import ask_alone
 from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
-from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_alone
+from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
 from smartspec_launch import files, foreground, interpreter, triton_server
 from smartspec_launch.address import Address, free_address, taken_ports
 from smartspec_launch.gateway import OpenAi

@@ -8,22 +8,22 @@ need the model (tokens, limits).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from smartspec_py.api.contract import INPUTS, OUTPUTS
+from smartspec_py.api.errors import why_incomplete
 from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, TensorSpec
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.messages import Progress, Reply
-from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError
+from smartspec_py.serving.request import ErrorCode, FieldError, InvalidField, RequestError
 
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
-_REQUIRED = tuple(spec.name for spec in INPUTS if not spec.is_optional)
 _OUTPUT_TYPES = tuple((spec.name, NUMPY_TYPES[spec.dtype], spec.has_batch) for spec in OUTPUTS)
 _BLOCKS = dict.fromkeys(
     ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"), 0
@@ -35,9 +35,9 @@ def decode(request: Any) -> GenerateParams:
     the range."""
     _refuse_parameters(request)
     arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    _check_required(arrays)
+    if why := why_incomplete(arrays):  # Triton checks only their number
+        raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
     given = {spec.name: _value(spec, arrays[spec.name]) for spec in INPUTS if spec.name in arrays}
-    _check_seeds(given)
     _check_bias(given)
     return GenerateParams(**{FIELDS[name]: given[name] for name in given if name in FIELDS})
 
@@ -71,32 +71,16 @@ def _refuse_parameters(request: Any) -> None:
             raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
 
 
-def _check_required(arrays: Mapping[str, Any]) -> None:
-    """Check for required tensors. Triton checks only their number."""
-    missing = [name for name in _REQUIRED if name not in arrays]
-    if missing:
-        message = f"{' and '.join(missing)}: required, but the request has no such tensor"
-        raise RequestError(ErrorCode.INVALID_ARGUMENT, message)
-
-
 def _value(spec: TensorSpec, array: Any) -> Any:
     """The checked value of the tensor: one element, or a tuple for a list."""
     elements = array.ravel().tolist()
-    if spec.is_list:
-        return _list(spec, elements)
-    if len(elements) != 1:
-        raise InvalidField(spec.name, list(array.shape), "one value: a request is one prompt")
-    return _element(spec, elements[0])
-
-
-def _list(spec: TensorSpec, elements: list[Any]) -> tuple[Any, ...]:
-    # Clients that always send all tensors send one empty word if they have none.
-    if not any(element != b"" for element in elements):
+    if spec.is_list and not any(element != b"" for element in elements):
+        # Clients that always send all tensors send one empty word if they have none.
         return ()
-    if len(elements) > spec.max_elements:
-        allowed = f"a list of at most {spec.max_elements}"
-        raise InvalidField(spec.name, f"{len(elements)} elements", allowed)
-    return tuple(_element(spec, element) for element in elements)
+    if why := spec.why_wrong_size(len(elements)):
+        raise FieldError(spec.name, why)
+    values = tuple(_element(spec, element) for element in elements)
+    return values if spec.is_list else values[0]
 
 
 def _element(spec: TensorSpec, element: Any) -> Any:
@@ -111,12 +95,6 @@ def _utf8(name: str, raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidField(name, raw, f"valid UTF-8 ({error.reason} at {error.start})") from error
-
-
-def _check_seeds(given: dict[str, Any]) -> None:
-    older = given.get("random_seed")
-    if older is not None and given.get("seed", older) != older:
-        raise InvalidField("random_seed", older, "equal to seed, or left out")
 
 
 def _check_bias(given: dict[str, Any]) -> None:
@@ -156,7 +134,7 @@ def _outputs(reply: Reply) -> dict[str, Any]:
     if params.num_token_log_probs is not None:
         values["token_log_probs"] = _token_log_probs(reply)
     if params.spec_metrics is SpecMetrics.DETAILED and progress.proposer:
-        values |= dict.fromkeys(("proposer", "drafter"), progress.proposer.encode())
+        values["proposer"] = progress.proposer.encode()
     if params.return_perf_metrics:
         values |= _BLOCKS | _times_ns(Progress() if reason is None else progress)
     if reason is not None:

@@ -1,7 +1,8 @@
 """engine.json: every engine and control setting, read once and checked here.
 
 Each section is a frozen model. An unknown key, a wrong type or a missing model is an error that
-names the key. All defaults are defined here.
+names the key. All defaults are defined here. The text below a key is its meaning, also in
+docs/reference/engine-json.md.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ ENGINE_GROUP = "smartspec_py.engines"
 
 
 class _Layer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
 
 IS_PATH = "path"
@@ -71,78 +74,74 @@ class EngineConfig(_Layer):
 
 
 class TorchEngineConfig(EngineConfig):
-    """The PyTorch engine: a Hugging Face causal language model in a local directory.
-
-    kind: the kind of engine.
-    model: directory of the target model.
-    draft: directory of the draft model. Without one, drafts come from heads and prompt lookup.
-    heads: directory of Medusa heads, or of an EAGLE-3 head, that were trained for the target
-        model. An EAGLE-3 head cannot be combined with a draft model.
-    dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
-        processor multiplies bfloat16. OpenVINO computes in float32 if the processor lacks the
-        configured type.
-    weights: stored keeps them in the type of their files. int8 rounds each row to 8 bits, int4 each
-        group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups. Both need
-        OpenVINO. auto is int8 if OpenVINO computes a model of 100 million parameters or more: texts
-        change a little, and a pass takes about half the time.
-    kv_cache: auto keeps keys and values in the dtype, but PyTorch on a CPU in float32. u8 rounds
-        them to 8 bits, each head of a token with one scale, for target, draft model and EAGLE-3
-        head. It takes about half the memory of bfloat16, and changes texts a little. It needs
-        OpenVINO.
-    device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
-    draft_device: cuda:N for a draft model on another GPU than the target. null uses the target's
-        device. Never run by this project.
-    num_threads: compute threads. 0 uses all cores up to 4, and one less than all if there are
-        more. A container's CPU limit counts.
-    runtime: what computes the models on a CPU. auto uses OpenVINO if it is installed and supports
-        the model, else PyTorch. Other devices always use PyTorch.
-    cuda_graphs: on a GPU, pad passes and replay them as CUDA graphs.
-    profile_cache: directory of measured step costs. null measures them at every start.
-    """
+    """The PyTorch engine: a Hugging Face causal language model in a local directory."""
 
     kind: Literal["torch"] = "torch"
+    """the kind of engine."""
     model: LocalPath
+    """directory of the target model."""
     draft: OptionalPath = None
+    """directory of the draft model. Without one, drafts come from heads and prompt lookup."""
     heads: OptionalPath = None
+    """directory of Medusa heads, or of an EAGLE-3 head, that were trained for the target model. An
+    EAGLE-3 head cannot be combined with a draft model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """type of the computation. auto uses the checkpoint's type. On a CPU, auto uses float32, or
+    bfloat16 if the processor multiplies bfloat16. OpenVINO computes in float32 if the processor
+    lacks the configured type."""
     weights: Literal["auto", "stored", "int8", "int4"] = "auto"
+    """type of the weights. stored keeps them in the type of their files. int8 rounds each row to 8
+    bits, int4 each group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups.
+    Both need OpenVINO. auto is int8 if OpenVINO computes a model of 100 million parameters or more:
+    texts change a little, and a pass takes about half the time."""
     kv_cache: Literal["auto", "u8"] = "auto"
+    """type of the KV cache. auto keeps keys and values in the dtype, but PyTorch on a CPU in
+    float32. u8 rounds them to 8 bits, each head of a token with one scale, for target, draft model
+    and EAGLE-3 head. It takes about half the memory of bfloat16, and changes texts a little. It
+    needs OpenVINO."""
     device: str = "auto"
+    """cpu, cuda or cuda:N. auto uses CUDA if there is a GPU."""
     draft_device: str | None = None
+    """cuda:N for a draft model on another GPU than the target. null uses the target's device. Never
+    run by this project."""
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """number of compute threads. 0 uses all cores up to 4, and one less than all if there are
+    more. A container's CPU limit counts."""
     runtime: Literal["auto", "torch", "openvino"] = "auto"
+    """what computes the models on a CPU. auto uses OpenVINO if it is installed and supports the
+    model, else PyTorch. Other devices always use PyTorch."""
     cuda_graphs: bool = True
+    """on a GPU, pad passes and replay them as CUDA graphs."""
     profile_cache: OptionalPath = None
+    """directory of measured step costs. null measures them at every start."""
 
 
 class TrtllmEngineConfig(EngineConfig):
-    """TensorRT-LLM engines, compiled by engines_build/build_engines.sh. Never run by this project.
-
-    kind: the kind of engine.
-    target: engine directory of the target model.
-    draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
-    tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
-    decode_burst: tokens that a sequence without drafts generates in one engine request. It can
-        draft again after them. More tokens cost less time without drafts, and delay decisions.
-    memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
-        both engines.
-    cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
-        memory_fraction so that both caches have the same capacity.
-    log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
-        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with several
-        ranks refuse such requests.
-    profile_cache: directory of measured step costs. null measures them at every start.
-    """
+    """TensorRT-LLM engines, compiled by engines_build/build_engines.sh. Never run by this
+    project."""
 
     kind: Literal["trtllm"]
+    """the kind of engine."""
     target: LocalPath
+    """engine directory of the target model."""
     draft: OptionalPath = None
+    """engine directory of the draft model. Without one, drafts come from prompt lookup."""
     tokenizer: LocalPath
+    """a Hugging Face directory with the target's tokenizer and generation_config.json."""
     decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
+    """tokens that a sequence without drafts generates in one engine request. It can draft again
+    after them. More tokens cost less time without drafts, and delay decisions."""
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """share of the free GPU memory, at the start, for the weights and KV caches of both engines."""
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
+    """capacity of each engine's KV cache in tokens. null divides the memory of memory_fraction so
+    that both caches have the same capacity."""
     log_probs: bool = True
+    """whether requests may set `return_log_probs`. The target then keeps room for logits on the
+    GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with several ranks
+    refuse such requests."""
     profile_cache: OptionalPath = None
+    """directory of measured step costs. null measures them at every start."""
 
 
 BUILT_IN: dict[str, type[EngineConfig]] = {"torch": TorchEngineConfig, "trtllm": TrtllmEngineConfig}
@@ -165,39 +164,37 @@ def _of_its_kind(value: Any) -> Any:
 
 
 class LimitsConfig(_Layer):
-    """What the server may use, and how long things may take.
-
-    max_sequences: requests served at once.
-    max_queue: requests that may wait beyond those. More are refused.
-    max_context_len: prompt and generated tokens of one request. null uses what the models (or
-        compiled engines) support and memory allows.
-    max_draft_len: largest draft length.
-    prefill_chunk: prompt tokens that one step reads, of all prompts together. null uses the size
-        that the profile finds best. The TensorRT-LLM engine reads whole prompts, at least one per
-        step; null is the longest prompt.
-    max_cache_tokens: bound on the tokens in the target's KV cache of all running requests. The
-        draft model's caches count with their share. null uses the engine's capacity.
-    reuse_prefixes: reuse the cached prefix of an earlier request that begins the same.
-    profile_s: time for measuring step costs at a start without a stored profile. After it, only
-        passes that the plan needs most are still measured; the others are inferred.
-    start_s: time for the whole start: loading models and measuring costs.
-    drain_s: time that running requests get to finish when the server stops.
-    engine_timeout_s: if the engine reports nothing of a request for this long, or a step takes this
-        long, the engine is considered hung: all requests fail and the server ends. Must be longer
-        than the longest pass of target or draft.
-    """
+    """What the server may use, and how long things may take."""
 
     max_sequences: Annotated[int, Field(ge=1, le=1024)] = 32
+    """requests served at once."""
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    """requests that may wait beyond those. More are refused."""
     max_context_len: Annotated[int | None, Field(ge=2, le=1_000_000)] = None
+    """prompt and generated tokens of one request. null uses what the models (or compiled engines)
+    support and memory allows."""
     max_draft_len: Annotated[int, Field(ge=0, le=64)] = 7
+    """largest draft length."""
     prefill_chunk: Annotated[int | None, Field(ge=1, le=65_536)] = None
+    """prompt tokens that one step reads, of all prompts together. null uses the size that the
+    profile finds best. The TensorRT-LLM engine reads whole prompts, at least one per step; null is
+    the longest prompt."""
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
+    """bound on the tokens in the target's KV cache of all running requests. The draft model's
+    caches count with their share. null uses the engine's capacity."""
     reuse_prefixes: bool = True
+    """reuse the cached prefix of an earlier request that begins the same."""
     profile_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 5.0
+    """time for measuring step costs at a start without a stored profile. After it, only passes that
+    the plan needs most are still measured; the others are inferred."""
     start_s: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
+    """time for the whole start: loading models and measuring costs."""
     drain_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 20.0
+    """time that running requests get to finish when the server stops."""
     engine_timeout_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 120.0
+    """if the engine reports nothing of a request for this long, or a step takes this long, the
+    engine is considered hung: all requests fail and the server ends. Must be longer than the
+    longest pass of target or draft."""
 
     @property
     def context_len(self) -> int:
@@ -206,14 +203,12 @@ class LimitsConfig(_Layer):
 
 
 class LookupConfig(_Layer):
-    """Prompt lookup: drafts what followed the same n-gram in prompt and output.
-
-    max_ngram: longest n-gram that is searched for. The longest match wins.
-    min_ngram: shortest n-gram that is searched for.
-    """
+    """Prompt lookup: drafts what followed the same n-gram in prompt and output."""
 
     max_ngram: Annotated[int, Field(ge=1, le=16)] = 4
+    """longest n-gram that is searched for. The longest match wins."""
     min_ngram: Annotated[int, Field(ge=1, le=16)] = 2
+    """shortest n-gram that is searched for."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -223,36 +218,34 @@ class LookupConfig(_Layer):
 
 
 class PlannerConfig(_Layer):
-    """batch_table: for the policy of that name, with the lists `rows` (batch sizes, ascending from
-    1 or more) and `draft_lens` (a draft length for each of rows). `smartspec profile --table`
-    writes it. null makes one from the profile at the start.
-    """
+    """The table of the policy `batch_table`."""
 
     model_config = ConfigDict(strict=False)  # JSON's lists become tuples
     batch_table: BatchTable | None = None
+    """for the policy of that name, with the lists `rows` (batch sizes, ascending from 1 or more)
+    and `draft_lens` (a draft length for each of rows). `smartspec profile --table` writes it. null
+    makes one from the profile at the start."""
 
 
 class ServerConfig(_Layer):
-    """The sections of engine.json, and the defaults of requests.
-
-    engine: the models and what computes them.
-    limits: sizes and times.
-    lookup: prompt lookup.
-    planner: the table of the policy `batch_table`.
-    policy: policy of requests that name none.
-    proposer: proposer of requests that name none. auto chooses at each step among all that the
-        server has.
-    explain: allow clients to ask for `explain_steps`. It shows numbers of all requests. The server
-        then also writes each step as JSON.
-    """
+    """The sections of engine.json, and the defaults of requests."""
 
     engine: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(_of_its_kind)]
+    """the models and what computes them."""
     limits: LimitsConfig = LimitsConfig()
+    """sizes and times."""
     lookup: LookupConfig = LookupConfig()
+    """prompt lookup."""
     planner: PlannerConfig = PlannerConfig()
+    """the table of the policy `batch_table`."""
     policy: str = "goodput"
+    """policy of requests that name none."""
     proposer: Literal["auto", "draft_model", "heads", "prompt_lookup"] = "auto"
+    """proposer of requests that name none. auto chooses at each step among all that the server has.
+    """
     explain: bool = False
+    """allow clients to ask for `explain_steps`. It shows numbers of all requests. The server then
+    also writes each step as JSON."""
 
     @field_validator("policy")
     @classmethod

@@ -31,7 +31,6 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"end_id": 5000}, ["end_id", "5000", "-1..2047"]),
     ({"stop_words": ["a", ""]}, ["stop_words", "''"]),
     ({"stop_words": ["x"] * 17}, ["stop_words", "17", "at most 16"]),
-    ({"seed": 1, "random_seed": 2}, ["random_seed", "2", "equal to seed"]),
     ({"speculation_policy": "fixed:0"}, ["speculation_policy", "fixed:0", "1..64"]),
     ({"speculation_policy": "magic"}, ["speculation_policy", "magic", "goodput"]),
 ]

@@ -15,8 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
+from one_stream import ask_alone
 
-from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_alone
+from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
 from smartspec_launch.address import Address, free_address
 from smartspec_py.serving.link import SHM_FOLDER
 

@@ -87,7 +87,6 @@ ON_DEMAND = {
     "output_ids",
     "token_log_probs",
     "proposer",
-    "drafter",
     *(f"{name}_time_ns" for name in TIMES),
     *(f"kv_cache_{name}_blocks" for name in ("alloc_new", "reused", "alloc_total")),
 }
@@ -166,7 +165,7 @@ def test_seed_is_drawn_and_echoed(torch_server: TritonServer) -> None:
     first = generate(torch_server, **fields)
     assert first["seed"] > 0
     assert generate(torch_server, **fields)["seed"] != first["seed"]
-    again = generate(torch_server, **fields, random_seed=first["seed"])
+    again = generate(torch_server, **fields, seed=first["seed"])
     assert again["text_output"] == first["text_output"]
 
 

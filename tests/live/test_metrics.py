@@ -162,7 +162,7 @@ def test_many_streams_and_scrapes_at_once(server: TritonServer) -> None:
         scraping.result()
     assert counts == [8] * NUM_REQUESTS
     assert num_scrapes > 10
-    assert server.poll() is None, server.log_tail()
+    assert server.ended() is None, server.log_tail()
     assert server.is_model_ready()
     name = "smartspec_generation_tokens_total"
     after = scrape_when(server, lambda s: s.get(name) == before.get(name) + 8 * NUM_REQUESTS)

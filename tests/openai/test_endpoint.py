@@ -457,7 +457,7 @@ def test_errors_of_the_model() -> None:
 def test_chunks_have_counts_if_asked() -> None:
     body = {"messages": HELLO, "stream": True, "return_spec_metrics": "detailed"}
     found = events(client().post(CHAT, json=body).text)[0]["choices"][0]["speculation"]
-    names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "drafter", "tokens"}
+    names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "proposer", "tokens"}
     assert (found.keys(), found["num_tokens"]) == (names, 1)
 
 
@@ -561,7 +561,7 @@ def test_a_response_format_becomes_a_grammar() -> None:
 
 
 def test_an_error_of_a_grammar_names_the_clients_field() -> None:
-    message = "guided_decoding_guide: got 'x', must be a grammar that works: no such rule"
+    message = "guided_decoding_guide: must be a grammar that works: no such rule"
     error = ApiError(400, message, "guided_decoding_guide")
     for body, field in (
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -571,7 +571,10 @@ def test_an_error_of_a_grammar_names_the_clients_field() -> None:
     ):
         answer = tool_client(Echo(error)).post(CHAT, json={"messages": HELLO, **body})
         found = answer.json()["error"]
-        assert (found["param"], found["message"]) == (field, f"{field}: no such rule")
+        assert (found["param"], found["message"]) == (
+            field,
+            f"{field}: must be a grammar that works: no such rule",
+        )
 
 
 FORCED = ('<tool_call>\n{"name": "wea', 'ther", "arguments": {"a', '": "}"}}\n</tool_call>')

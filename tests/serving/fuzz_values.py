@@ -25,8 +25,6 @@ def valid_fields(rng: random.Random, names: list[str]) -> dict[str, Any]:
     others = ("explain_steps", "health_check", "input_ids", *GUIDE_FIELDS)
     names = [name for name in names if name not in others]
     fields = {name: valid_value(SPECS[name], rng) for name in names}
-    if "seed" in fields and "random_seed" in fields:
-        fields["random_seed"] = fields["seed"]
     if "embedding_bias_words" in fields or "embedding_bias_weights" in fields:
         words = [
             valid_element(SPECS["embedding_bias_words"], rng) for _ in range(rng.randint(1, 3))

@@ -9,6 +9,7 @@ import pytest
 
 from smartspec_launch.pbtxt import config_pbtxt
 from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS
+from smartspec_py.api.errors import field_of, field_text
 from smartspec_py.api.refused import REFUSED, why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, Text
 from smartspec_py.config import CONFIG_NAME, TorchEngineConfig, read_config
@@ -113,3 +114,11 @@ def test_the_shipped_engine_json_is_valid_and_its_models_are_there() -> None:
     assert config.engine.draft is not None
     for model in (config.engine.model, config.engine.draft):
         assert (folder / model / "model.safetensors").is_file()
+
+
+def test_the_field_of_an_error_is_found_again() -> None:
+    """The reason may have any text, also one that looks like another field."""
+    text = field_text("max_tokens", "must be left out: seed: 1")
+    assert field_of(text) == ("max_tokens", "must be left out: seed: 1")
+    for other in ("the queue is full", "RuntimeError: seed: 1", "max_tokens"):
+        assert field_of(other) == ("", other)

@@ -19,7 +19,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, GuideType, Verification
 from smartspec_py.engines.grammar import GrammarCompiler, GrammarError, _check_multiples
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.request import ErrorCode, InvalidField
+from smartspec_py.serving.request import ErrorCode, FieldError
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate
 
@@ -221,9 +221,9 @@ def test_a_wrong_grammar_is_refused(
     server: Server, changed: dict[str, Any], field: str, part: str
 ) -> None:
     given = {"text": "x", "max_tokens": 9, "guide_type": GuideType.JSON_SCHEMA, "guide": "{}"}
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(FieldError) as caught:
         server.intake.receive(GenerateParams(**given | changed), LocalSink())
-    assert str(caught.value).startswith(f"{field}: got ")
+    assert str(caught.value).startswith(f"{field}: ")
     assert part in str(caught.value)
     assert len(str(caught.value)) < 1000
 

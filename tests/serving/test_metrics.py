@@ -88,22 +88,12 @@ def test_names_follow_the_rules() -> None:
         assert all(a < b for a, b in pairwise(family.buckets)), family.name
 
 
-def test_the_docs_have_the_table_and_the_buckets_and_no_other_names() -> None:
+def test_the_docs_have_no_other_names() -> None:
     """In PromQL a histogram has its parts."""
-    text = DOCS.read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| `smartspec_")]
-    labels = [", ".join(f"`{label}`" for label in family.labels) for family in FAMILIES]
-    assert rows == [
-        f"| `{family.name}` | {family.kind} | {of_one} | {family.meaning} |"
-        for family, of_one in zip(FAMILIES, labels, strict=True)
-    ]
-    items = [" ".join(item.split()) for item in text.split("\n- ")]
-    histograms = [family for family in FAMILIES if family.buckets]
-    for family in histograms:
-        assert f"`{family.name}`: {', '.join(f'{edge:g}' for edge in family.buckets)}" in items
     known = {family.name for family in FAMILIES}
-    known |= {f"{family.name}_{part}" for family in histograms for part in ("bucket", "count")}
-    assert set(re.findall(r"\bsmartspec_\w+", text)) <= known
+    histograms = [family.name for family in FAMILIES if family.buckets]
+    known |= {f"{name}_{part}" for name in histograms for part in ("bucket", "count")}
+    assert set(re.findall(r"\bsmartspec_\w+", DOCS.read_text())) <= known
 
 
 def test_all_counters_are_there_before_anything_happened() -> None:

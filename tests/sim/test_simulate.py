@@ -174,14 +174,6 @@ def test_a_request_longer_than_the_cache_is_refused() -> None:
     assert result.timings[1].error == "refused: longer than the cache"
 
 
-def test_the_planner_may_believe_other_costs() -> None:
-    """Told that drafting costs ten times as much, it drafts less; steps take the same time."""
-    dear = CostModel(COST.target, PassTable((1, 64), (1,), ((0.01,), (0.02,))), COST.host_s)
-    requests = workload(2.0)
-    told = Simulation(requests, "goodput", COST, LIMITS, believed=dear).run()
-    assert told.mean_draft_len < run(requests, "goodput", COST).mean_draft_len
-
-
 def test_of_two_proposers_the_better_one_drafts() -> None:
     """The draft model is always wrong, and prompt lookup always right, and free."""
     runs = {DRAFT_MODEL: [0] * 200, PROMPT_LOOKUP: [9] * 200}

@@ -1,9 +1,8 @@
-"""Shows a result document: tables in Markdown, and one HTML page that needs no network."""
+"""Shows a result document as text with tables, in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from smartspec_bench.comparison import GOODPUT, NONE, Place, PolicyMeans, Ratio, places
 from smartspec_bench.results import Document
@@ -94,10 +93,12 @@ def notes(document: Document) -> list[str]:
 
 
 def markdown(document: Document) -> str:
-    """The table of the README, and one table for each load."""
-    parts = [*notes(document), _markdown_table(summary(document))]
+    """One table of all loads, one for each load, and what was measured."""
+    parts = [*notes(document), _markdown_table(summary(document)), EXPLANATION]
     for place in places(document):
         parts.append(f"**{place.label}**\n\n{_markdown_table(policies_of(place))}")
+    if document.about:
+        parts.append("\n".join(f"- {name}: {value}" for name, value in document.about.items()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -105,58 +106,3 @@ def _markdown_table(table: Table) -> str:
     columns, rows = table
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-PAGE = """\
-<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title><style>
-body{{font:16px/1.5 system-ui,sans-serif;max-width:70em;margin:0 auto;padding:1em;color:#222;
-background:#fff;overflow-wrap:anywhere}}
-div{{overflow-x:auto}}
-table{{border-collapse:collapse;font-size:.9em;font-variant-numeric:tabular-nums}}
-th,td{{padding:.3em .6em;border-bottom:1px solid #ccc;text-align:right;white-space:nowrap}}
-th:first-child,td:first-child{{text-align:left}}
-meter{{width:100%;min-width:6em}}
-@media(prefers-color-scheme:dark){{body{{background:#181818;color:#ddd}}th,td{{border-color:#444}}}}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
-
-
-def page(document: Document) -> str:
-    """The HTML page. A bar beside each policy shows its mean latency."""
-    parts = [f"<p><b>{escape(note)}</b></p>" for note in notes(document)]
-    parts += [_html_table(summary(document)), f"<p>{escape(EXPLANATION)}</p>"]
-    for place in places(document):
-        longest = max((one.e2e_ms or 0.0 for one in place.policies), default=0.0)
-        bars = [_bar(one.e2e_ms or 0.0, longest) for one in place.policies]
-        parts += [f"<h2>{escape(place.label)}</h2>", _html_table(policies_of(place), bars)]
-    parts.append("<h2>About this run</h2>")
-    for name, value in document.about.items():
-        if name != "title":
-            parts.append(f"<p>{escape(name)}: {escape(str(value))}</p>")
-    title = escape(str(document.about.get("title", "Benchmark")))
-    return PAGE.format(title=title, body="\n".join(parts))
-
-
-def _bar(value: float, most: float) -> str:
-    return f'<meter max="{most}" value="{value}"></meter>'
-
-
-def _html_table(table: Table, bars: Sequence[str] = ()) -> str:
-    """bars: HTML of a last column without a heading."""
-    columns, rows = table
-    lines = [f"<th>{'<th>'.join(columns)}" + "<th>" * bool(bars)]
-    for number, row in enumerate(rows):
-        cells = [_bold(escape(cell)) for cell in row] + list(bars[number : number + 1])
-        lines.append(f"<td>{'<td>'.join(cells)}")
-    return f"<div><table><tr>{'<tr>'.join(lines)}</table></div>"
-
-
-def _bold(text: str) -> str:
-    before, mark, rest = text.partition("**")
-    inner, _, after = rest.partition("**")
-    return f"{before}<b>{inner}</b>{after}" if mark else text

@@ -241,26 +241,6 @@ async def ask(
     return exchange
 
 
-def ask_alone(
-    streams: HttpStreams | GrpcStreams,
-    fields: Mapping[str, Any],
-    heard: Heard = lambda response: None,
-) -> list[Mapping[str, Any]]:
-    """The responses to one request, on its own connection and event loop. Raises StreamError."""
-    responses: list[Mapping[str, Any]] = []
-
-    def take(response: Mapping[str, Any]) -> None:
-        responses.append(response)
-        heard(response)
-
-    async def run() -> None:
-        async with streams:
-            await ask(streams, fields, take)
-
-    asyncio.run(run())
-    return responses
-
-
 def seconds_from_now() -> Callable[[], float]:
     """A clock that begins at 0."""
     start_s = time.monotonic()

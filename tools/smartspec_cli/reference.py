@@ -1,8 +1,9 @@
-"""Writes the generated parts of docs/reference: `python -m smartspec_cli.reference`.
+"""Writes the generated parts of the documentation: `python -m smartspec_cli.reference`.
 
 A generated part of a page is between `<!-- generated: NAME -->` and `<!-- end -->`. Request fields
-come from the table that checks requests, commands from their options, and keys of engine.json and
-fields of OpenAI's API from the models that check them. A test compares the pages with the code.
+come from the table that checks requests, commands from their options, keys of engine.json and
+fields of OpenAI's API from the models that check them, and metrics from their table. A test
+compares the pages with the code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 from pydantic import BaseModel
@@ -43,8 +44,10 @@ from smartspec_py.config import (
     TorchEngineConfig,
     TrtllmEngineConfig,
 )
+from smartspec_py.serving.metric_families import FAMILIES, Family
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (*sorted((DOCS / "reference").glob("*.md")), DOCS / "operate" / "metrics.md")
 COLUMNS = 100
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -169,9 +172,7 @@ def engine_json() -> str:
     """All keys of engine.json."""
     parts = []
     for title, model in SECTIONS.items():
-        summary, _ = _documented(model)
-        parts += [f"## {title}\n", *([_filled(summary) + "\n"] if summary else [])]
-        parts += [_fields(_properties(model))]
+        parts += [f"## {title}\n", _filled(model.__doc__ or "") + "\n", _fields(_properties(model))]
     return "\n".join(parts)
 
 
@@ -192,12 +193,25 @@ def openai_fields() -> str:
     return "\n".join(parts)
 
 
+def metrics() -> str:
+    """The table of metrics."""
+    return _table(("name", "kind", "labels", "meaning"), map(_metric_row, FAMILIES))
+
+
+def _metric_row(family: Family) -> Sequence[str]:
+    labels = ", ".join(f"`{label}`" for label in family.labels)
+    return f"`{family.name}`", family.kind, labels, family.meaning
+
+
+def buckets() -> str:
+    """The upper edges of each histogram."""
+    edges = {family.name: ", ".join(f"{edge:g}" for edge in family.buckets) for family in FAMILIES}
+    return "\n".join(_item(f"`{name}`: {text}") for name, text in edges.items() if text) + "\n"
+
+
 def _properties(model: type[BaseModel]) -> Schema:
     """The JSON schema of each field, with its meaning as `description`."""
-    found: Schema = model.model_json_schema()["properties"]
-    for name, meaning in _documented(model)[1].items():
-        found[name].setdefault("description", meaning)
-    return found
+    return cast("Schema", model.model_json_schema()["properties"])
 
 
 def _fields(fields: Schema, hidden: Container[str] = ()) -> str:
@@ -214,23 +228,6 @@ def _fields(fields: Schema, hidden: Container[str] = ()) -> str:
             rules = [text, *rules] if text else rules
         lines.append(_item(f"`{name}` ({', '.join([kind, *rules])}): {field['description']}"))
     return "\n".join(lines) + "\n"
-
-
-def _documented(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """The text of the docstring before the first key, and the meaning of each key.
-
-    Keys are written as `key: meaning` or `key, key: meaning`.
-    """
-    text = " ".join((model.__doc__ or "").split())
-    names = "|".join(model.model_fields)
-    starts = list(re.finditer(rf"(?:^|(?<=[.;] ))((?:{names})(?:, (?:{names}))*): ", text))
-    ends = [*(start.start() for start in starts), len(text)]
-    meanings = {
-        name: text[start.end() : end].strip()
-        for start, end in zip(starts, ends[1:], strict=True)
-        for name in start[1].split(", ")
-    }
-    return text[: ends[0]].strip(), meanings
 
 
 def _rules(field: Schema) -> Iterator[str]:
@@ -285,6 +282,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": command_line,
     "keys": engine_json,
     "fields": openai_fields,
+    "metrics": metrics,
+    "buckets": buckets,
 }
 
 
@@ -298,7 +297,7 @@ def generated(page: str) -> str:
 
 
 def main() -> None:
-    for path in FOLDER.glob("*.md"):
+    for path in PAGES:
         path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

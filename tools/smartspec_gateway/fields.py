@@ -16,6 +16,7 @@ from tritonclient.utils import deserialize_bytes_tensor
 
 from smartspec_gateway.limits import MAX_ID_BYTES, Refused
 from smartspec_py.api.contract import INPUTS
+from smartspec_py.api.errors import field_text, why_incomplete
 from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, Range, TensorSpec
 
@@ -43,9 +44,8 @@ def request_of(body: bytes, model: str, version: str, *, may_stream: bool) -> An
     except RecursionError:
         raise Refused(400, "body: JSON must not be nested so deep") from None
     request = message_of(fields, model, version, request_id)
-    missing = [spec.name for spec in INPUTS if not spec.is_optional and spec.name not in fields]
-    if missing:
-        raise Refused(400, f"{' and '.join(missing)}: required, but the request has no such field")
+    if why := why_incomplete(fields):
+        raise Refused(400, why)
     if not may_stream and fields.get("stream") in (True, [True]):
         raise Refused(400, "stream: got true, must be false for /generate; use /generate_stream")
     return request
@@ -118,31 +118,29 @@ def _fields(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 def _elements(spec: TensorSpec, value: Any) -> list[Any]:
     elements = value if isinstance(value, list) else [value]
-    if not spec.is_list and len(elements) != 1:
-        raise Refused(400, f"{spec.name}: got {len(elements)} values, must be one value")
-    if spec.is_list and len(elements) > spec.max_elements:
-        raise Refused(
-            400,
-            f"{spec.name}: got {len(elements)} elements, must be a list of at most "
-            f"{spec.max_elements}",
-        )
+    if why := spec.why_wrong_size(len(elements)):
+        raise _wrong(spec, why)
     types, kind = KINDS[spec.dtype]
     if wrong := set(map(type, elements)) - types:
         shown = _shown(next(element for element in elements if type(element) in wrong))
         allowed = f"{kind}, {spec.allowed.text}" if spec.allowed.text else kind
         listed = f"a list with each element {allowed}" if spec.is_list else allowed
-        raise Refused(400, f"{spec.name}: got {shown}, must be {listed}")
+        raise _wrong(spec, f"got {shown}, must be {listed}")
     if types == {int} and elements:
         _check_fits(spec, min(elements))
         _check_fits(spec, max(elements))
     return elements
 
 
+def _wrong(spec: TensorSpec, reason: str) -> Refused:
+    return Refused(400, field_text(spec.name, reason))
+
+
 def _check_fits(spec: TensorSpec, value: int) -> None:
     limits: np.iinfo[Any] = np.iinfo(NUMPY_TYPES[spec.dtype])
     if not limits.min <= value <= limits.max:
         low = int(spec.allowed.low) if isinstance(spec.allowed, Range) else limits.min
-        raise Refused(400, f"{spec.name}: got {_shown(value)}, must be in {low}..{limits.max}")
+        raise _wrong(spec, f"got {_shown(value)}, must be in {low}..{limits.max}")
 
 
 def _raw(spec: TensorSpec, elements: list[Any]) -> bytes:
@@ -151,9 +149,7 @@ def _raw(spec: TensorSpec, elements: list[Any]) -> bytes:
             encoded = [element.encode() for element in elements]
         except UnicodeEncodeError as error:
             place = f"character {error.start}"
-            raise Refused(
-                400, f"{spec.name}: must be valid UTF-8 without lone surrogates ({place})"
-            ) from None
+            raise _wrong(spec, f"must be valid UTF-8 without lone surrogates ({place})") from None
         return b"".join(len(each).to_bytes(4, "little") + each for each in encoded)
     if spec.dtype == "FP32":
         elements = [_float(element) for element in elements]

@@ -31,9 +31,6 @@ from smartspec_gateway.limits import (
 LINGER_S = 5.0
 """How long a refused connection is still read, so that the client receives the answer."""
 
-_BUFFER_FULL = "Receive buffer too long"
-"""h11's message for a header, or the header of a chunk, that exceeds the buffer."""
-
 
 class BoundedConnection(h11.Connection):
     """Raises RemoteProtocolError, with the status of the answer, for a request over a limit."""
@@ -43,7 +40,14 @@ class BoundedConnection(h11.Connection):
         self._num_chunks = 0
 
     def next_event(self) -> Any:
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                raise
+            # h11 also has this status for the header of a chunk that exceeds the buffer.
+            message = f"headers: must take at most {MAX_HEADER_BYTES} bytes"
+            raise h11.RemoteProtocolError(message, error.error_status_hint) from error
         try:
             if isinstance(event, h11.Request):
                 self._num_chunks = 0
@@ -99,10 +103,7 @@ class BoundedProtocol(H11Protocol):
         """uvicorn calls this while it handles an h11 error, which holds the reason."""
         error = sys.exc_info()[1]
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        message = str(error or msg)
-        if message == _BUFFER_FULL:
-            message = f"headers: must take at most {MAX_HEADER_BYTES} bytes"
-        self._refuse(status, message)
+        self._refuse(status, str(error or msg))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -18,8 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smartspec_launch.address import LOOPBACK, Address, status_of, with_internal_ports
 from smartspec_launch.ascii_paths import AsciiPaths
@@ -86,6 +87,35 @@ class ModelRefusedError(TritonServerError):
     """The backend refused engine.json or a checkpoint; the message is the backend's own."""
 
 
+class State(Enum):
+    NEW = auto()  # no process was started
+    LOADING = auto()  # the processes run; the model was not ready yet
+    READY = auto()  # the model was ready
+    DRAINING = auto()  # new requests are refused, and open ones are finished
+    ANSWERED = auto()  # every request has its last response, or there was none
+    STOPPED = auto()  # no process is left
+
+
+_MOVES = {
+    State.NEW: {State.LOADING},
+    State.LOADING: {State.READY, State.DRAINING, State.ANSWERED, State.STOPPED},
+    State.READY: {State.DRAINING, State.STOPPED},
+    State.DRAINING: {State.ANSWERED, State.STOPPED},
+    State.ANSWERED: {State.STOPPED},
+    State.STOPPED: set[State](),
+}
+
+
+class End(NamedTuple):
+    """A process that has ended. code: 128 + s after signal s."""
+
+    name: str
+    code: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ended with exit code {self.code}."
+
+
 class TritonServer:
     """Serves one model. `with TritonServer(...) as server:` starts it and stops it.
 
@@ -116,9 +146,8 @@ class TritonServer:
         self._aliases, self._options = tuple(aliases), tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
         self._gateway: Gateway
-        self._is_stopped = False
-        self._is_answered = False
-        self._was_killed = self._was_ready = False
+        self._state = State.NEW
+        self._exit_code: int | None = None  # once it is stopped
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._link: LauncherEnd
         self._lock = -1
@@ -142,7 +171,7 @@ class TritonServer:
 
         Raises LaunchError.
         """
-        assert self._process is None, "a TritonServer is started once"
+        assert self._state is State.NEW, "a TritonServer is started once"
         check_open_files()
         installation = find_installation()
         run_dir = self._run_dir.absolute()
@@ -170,6 +199,7 @@ class TritonServer:
                 pass_fds=[self._link.child_fd],
                 start_new_session=True,
             )
+            self._move_to(State.LOADING)
             self._gateway = Gateway(self.address, self.openai, log)
         self._link.hand_over()
 
@@ -186,35 +216,23 @@ class TritonServer:
         """Prompt and generated tokens of one request, of a server that is ready."""
         return int(self.facts.get("context_len", self._config.limits.context_len))
 
-    def poll(self) -> int | None:
-        """Exit code of tritonserver, or of the gateway if only that has ended.
-
-        None while both run. A process ended by signal s has the code 128 + s.
-        """
+    def ended(self) -> End | None:
+        """The process that has ended; None while Triton and the gateway run."""
         assert self._process is not None, "not started"
-        code = self._process.poll()
-        if code is None and not self._is_stopped:
-            code = self._gateway.poll()
-        if self._is_answered and (self._was_killed or code == EXPIRED):
-            return 0
-        return 128 - code if code is not None and code < 0 else code
+        for name, process in (("Triton", self._process), (Gateway.name, self._gateway)):
+            if (code := process.poll()) is not None:
+                return End(name, _shell_code(code))
+        return None
 
     def look(self, timeout_s: float) -> str | None:
         """Wait up to timeout_s. Return one sentence that says why the server cannot serve, or
         None."""
         self._link.look(timeout_s)
-        code = self.poll()
-        if code is not None:
-            return self.end_message(code)
+        if end := self.ended():
+            return str(end)
         if self._link.beat is not None and self._link.beat.failure:
             time.sleep(LAST_WORDS_S)
         return self._link.trouble
-
-    def end_message(self, code: int) -> str:
-        """A sentence that names the process that ended with this code of `poll`."""
-        assert self._process is not None, "not started"
-        what = Gateway.name if self._process.poll() is None else "Triton"
-        return f"{what} ended with exit code {code}."
 
     def wait_ready(self, progress: Callable[[str], None] | None = None) -> None:
         """Wait until the model is ready on all ports. Calls `progress` with the backend's newest
@@ -224,7 +242,7 @@ class TritonServer:
         if the backend reported the reason.
         """
         self._wait(self.is_model_ready, self._config.limits.start_s, progress)
-        self._was_ready = True
+        self._move_to(State.READY)
         self._gateway.open(self.context_len)
         self._wait(self._gateway.is_ready, GATEWAY_S, None)
 
@@ -237,14 +255,13 @@ class TritonServer:
         deadline = time.monotonic() + timeout_s
         while not is_done():
             self._link.look(LOOK_S)
-            code = self.poll()
-            if code is not None:
+            if end := self.ended():
                 self._link.look(0.0)
                 news = self._link.news
                 error = self._ascii_paths.restored(news.error)
                 if news.is_refusal:
                     raise ModelRefusedError(error)
-                raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}\n{error}")
+                raise TritonServerError(f"{end}\n{self.log_tail()}\n{error}")
             if time.monotonic() > deadline:
                 raise TritonServerError(
                     f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s: "
@@ -279,22 +296,25 @@ class TritonServer:
         loaded yet. Returns the exit code, or None if the server never started. The code is 0 if
         Triton had to be killed after all requests were answered.
         """
-        if self._process is None:
+        process = self._process
+        if process is None:
             return None
-        if self._process.poll() is None and not self._is_stopped:
+        if process.poll() is None and self._state in (State.LOADING, State.READY):
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 # A second Ctrl-C ends the wait at once.
                 self._link.look(0.0)
-                if self._link.beat is None and not self._was_ready:
-                    self._is_answered = True
+                if self._state is State.LOADING and self._link.beat is None:
+                    self._move_to(State.ANSWERED)  # it took no request
                 else:
-                    self._end_in_order(self._process)
+                    self._end_in_order(process)
         self.kill()
-        return self.poll()
+        return self._exit_code
 
     def _end_in_order(self, process: subprocess.Popen[bytes]) -> None:
+        self._move_to(State.DRAINING)
         self._gateway.drain()
-        self._is_answered = self._link.drain(self._config.limits.drain_s + DRAIN_MARGIN_S)
+        if self._link.drain(self._config.limits.drain_s + DRAIN_MARGIN_S):
+            self._move_to(State.ANSWERED)
         self._gateway.stop()  # it passes on the last responses
         if self._link.trouble is None:
             process.send_signal(signal.SIGTERM)
@@ -305,9 +325,9 @@ class TritonServer:
 
         If the server crashed or was killed, its stub and their shared memory still exist.
         """
-        if self._process is None or self._is_stopped:
+        if self._process is None or self._state is State.STOPPED:
             return
-        self._was_killed = self._process.poll() is None
+        was_running = self._process.poll() is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -318,7 +338,23 @@ class TritonServer:
         remove_shared_memory(self._shm_prefix)
         self._ascii_paths.close()
         os.close(self._lock)
-        self._is_stopped = True
+        code = self._process.poll()
+        if self._state is State.ANSWERED and (was_running or code == EXPIRED):
+            self._exit_code = 0
+        elif code is not None:
+            self._exit_code = _shell_code(code)
+        self._move_to(State.STOPPED)
+
+    def _move_to(self, state: State) -> None:
+        """Raises RuntimeError and changes nothing if the transition is not allowed."""
+        if state not in _MOVES[self._state]:
+            raise RuntimeError(f"the server: {self._state.name} -> {state.name}")
+        self._state = state
+
+
+def _shell_code(code: int) -> int:
+    """A process ended by signal s has the code -s in Python, and 128 + s in a shell."""
+    return 128 - code if code < 0 else code
 
 
 def server_environment(installation: Installation) -> dict[str, str]:

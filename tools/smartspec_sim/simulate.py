@@ -131,14 +131,13 @@ class Server:
         self,
         policy: str,
         cost: CostModel,
-        believed: CostModel,
         limits: SimLimits,
         longest: int,
         on_step: Callable[[StepRecord], object],
         on_end: Ended,
     ) -> None:
-        """cost: times of steps. believed: the planner's cost model at the start. longest: tokens of
-        the longest request."""
+        """cost: times of steps, and the planner's cost model at the start. longest: tokens of the
+        longest request."""
         self._policy = policy
         self._limits = limits
         self._on_end = on_end
@@ -155,7 +154,7 @@ class Server:
         self._offline = OfflineLoop(
             self.target,
             proposers,
-            believed,
+            cost,
             self.clock.now,
             budget=limits.budget,
             max_queue=limits.max_queue,
@@ -237,11 +236,9 @@ class Simulation:
         cost: CostModel,
         limits: SimLimits,
         *,
-        believed: CostModel | None = None,
         num_replicas: int = 1,
     ) -> None:
-        """requests: in order of arrival. cost: times of steps. believed: the planner's cost model
-        at the start; None means the same."""
+        """requests: in order of arrival. cost: see `Server`."""
         self._requests = requests
         self._rng = random.Random(1)
         self._timings: dict[SequenceId, RequestTiming] = {}
@@ -252,7 +249,6 @@ class Simulation:
             Server(
                 policy,
                 cost,
-                believed or cost,
                 limits,
                 longest,
                 self._result.count,

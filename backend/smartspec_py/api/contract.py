@@ -104,7 +104,6 @@ OUTPUTS = (
         when="last, if return_spec_metrics is summary or detailed",
     ),
     TensorSpec("proposer", "STRING", "the proposer of the latest drafts", when=_DETAILED),
-    TensorSpec("drafter", "STRING", "older name of `proposer`; one more release", when=_DETAILED),
     TensorSpec(
         "explanation",
         "STRING",

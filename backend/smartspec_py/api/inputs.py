@@ -307,14 +307,7 @@ for _name, _tensor in _SPECS.items():
     _title = _FIRST.get(_name) or list(INPUT_GROUPS)[-1]
     INPUT_GROUPS[_title] = (*INPUT_GROUPS.get(_title, ()), _tensor)
 
-RANDOM_SEED = TensorSpec(
-    "random_seed",
-    "UINT64",
-    "older name of `seed`; if both are given, they must be equal",
-    default="that of `seed`",
-)
-INPUT_GROUPS["Sampling"] += (RANDOM_SEED,)
 INPUT_GROUPS["Accepted in its neutral value only"] = NEUTRAL
 
-FIELDS = {spec.name: name for name, spec in _SPECS.items()} | {"random_seed": "seed"}
+FIELDS = {spec.name: name for name, spec in _SPECS.items()}
 """The field of GenerateParams for each tensor. Tensors without effect are left out."""

@@ -58,6 +58,7 @@ _NAMES = {
     "unknown; use top_k": "runtime_top_k",
     "unknown; use top_p": "runtime_top_p",
     "unknown; use length_penalty": "len_penalty",
+    "unknown; use seed": "random_seed",
     "unknown; use min_tokens": "min_length",
     "unknown; use stop_words": "stop stop_words_list",
     "unknown; use bad_words": "bad_words_list",

@@ -135,3 +135,11 @@ class TensorSpec:
     @property
     def is_list(self) -> bool:
         return self.dims != (1,)
+
+    def why_wrong_size(self, num_elements: int) -> str:
+        """The reason of an error, if the tensor must not have so many elements; else empty."""
+        if not self.is_list and num_elements != 1:
+            return f"got {num_elements} values, must be one value"
+        if self.is_list and num_elements > self.max_elements:
+            return f"got {num_elements} elements, must be a list of at most {self.max_elements}"
+        return ""

@@ -23,7 +23,7 @@ from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.grammar import GrammarCompiler, GrammarError, GrammarState
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import Reply, ResponseState, Sink
-from smartspec_py.serving.request import InvalidField, Request
+from smartspec_py.serving.request import FieldError, InvalidField, Request
 from smartspec_py.serving.text import TextStream, special_tokens
 
 if TYPE_CHECKING:
@@ -222,7 +222,8 @@ class Intake:
         try:
             return self._grammars.start(kind, params.guide, num_prompt)
         except GrammarError as error:
-            raise InvalidField(field, params.guide, f"a grammar that works: {error}") from error
+            # Without the value, which another program may have written for the client.
+            raise FieldError(field, f"must be a grammar that works: {error}") from error
 
     def prepare_grammars(self) -> None:
         """Make the compiler, which the first grammar needs."""

@@ -1,7 +1,7 @@
 """The table of all metrics: names, kinds, labels, help texts and buckets.
 
-Names follow vLLM and TensorRT-LLM. docs/operate/metrics.md repeats this table. Triton adds no
-suffix to a name, so the names of counters end in `_total` here.
+Names follow vLLM and TensorRT-LLM. docs/operate/metrics.md is generated from this table. Triton
+adds no suffix to a name, so the names of counters end in `_total` here.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import PRIORITY_WORTH_S
 from smartspec_py.engines.base import Grammar
@@ -35,13 +36,18 @@ def late_message(deadline_ms: float) -> str:
     return f"deadline_ms: {deadline_ms:.0f} ms passed before the first token"
 
 
-class InvalidField(RequestError):
+class FieldError(RequestError):
+    """A field is wrong."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(ErrorCode.INVALID_ARGUMENT, field_text(name, reason))
+
+
+class InvalidField(FieldError):
     """A field is outside its range; the message names the field, the value and the range."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(
-            ErrorCode.INVALID_ARGUMENT, f"{name}: got {value!r:.120}, must be {allowed}"
-        )
+        super().__init__(name, f"got {value!r:.120}, must be {allowed}")
 
 
 class RequestState(Enum):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import FinishReason, SequenceView
 from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
@@ -210,7 +211,7 @@ class Scheduler:
             why, field = event.failure
             code, message = ErrorCode.INTERNAL, f"the engine failed this request: {why}"
             if field:
-                code, message = ErrorCode.INVALID_ARGUMENT, f"{field}: {why}"
+                code, message = ErrorCode.INVALID_ARGUMENT, field_text(field, why)
             logger.warning("request %d: %s", request.sequence, message)
             self._end(request, error=(code, message))
             return

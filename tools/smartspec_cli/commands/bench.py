@@ -24,7 +24,9 @@ from smartspec_cli.commands.settings import (
     Config,
     Draft,
     Heads,
+    InputFile,
     Model,
+    Temperature,
     engine_of,
     numbers_of,
     parsed,
@@ -67,7 +69,6 @@ _Workload = Annotated[
     ),
 ]
 _MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate per request.", min=2)]
-_Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)]
 Measure = Callable[[Recorder, Callable[[str], object]], None]
 """Runs a benchmark. Its second argument is told what comes next."""
 
@@ -101,7 +102,7 @@ def lockstep(
         float, typer.Option(help="Time limit in minutes: no phase begins later.", min=0.0)
     ] = 60.0,
     max_tokens: _MaxTokens = _DEFAULTS.max_tokens,
-    temperature: _Temperature = 0.0,
+    temperature: Temperature = 0.0,
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies under load in one process, step by step in turns.
@@ -164,12 +165,7 @@ def live(
         str, typer.Option(help="Numbers of requests at once, separated by commas.")
     ] = "1,8",
     workload: _Workload = MIXED,
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", help='Own prompts: one {"prompt": ".."} per line, MT-bench, or ShareGPT.'
-        ),
-    ] = None,
+    input_file: InputFile = None,
     rounds: Annotated[
         int, typer.Option(help="Number of repeats; 2 or more for intervals.", min=1)
     ] = 6,
@@ -177,7 +173,7 @@ def live(
         bool, typer.Option(help="Also serve in this process: the difference is Triton and HTTP.")
     ] = False,
     max_tokens: _MaxTokens = _DEFAULTS.max_tokens,
-    temperature: _Temperature = 0.0,
+    temperature: Temperature = 0.0,
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies on a live Triton server, with fixed numbers of requests at once.

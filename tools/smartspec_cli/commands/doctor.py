@@ -1,88 +1,117 @@
-"""`smartspec doctor`: checks a TensorRT-LLM installation. Never run on a GPU machine."""
+"""`smartspec doctor`: checks a TensorRT-LLM installation. Never run on a GPU machine.
+
+It checks that the package can be imported, that the executor's bindings have the names that the
+adapter uses, and that there is a GPU.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+import importlib
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
-from smartspec_cli.commands import STDOUT, USAGE_ERROR, JsonFile, check_outputs, fail, write_json
-from smartspec_cli.doctor_environment import Environment, find_environment
-from smartspec_cli.doctor_experiments import EXPERIMENTS, Bench, Finding, finding_of
+TRTLLM_VERSION = "1.2.1"
+"""The supported version of TensorRT-LLM; it is in Triton's containers 26.04 to 26.07."""
+
+NAMES = {
+    "CommunicationMode": "ORCHESTRATOR",
+    "Executor": (
+        "await_responses can_enqueue_requests cancel_request enqueue_requests "
+        "get_latest_iteration_stats shutdown"
+    ),
+    "ExecutorConfig": (
+        "enable_chunked_context gather_generation_logits kv_cache_config parallel_config"
+    ),
+    "ExternalDraftTokensConfig": "tokens",
+    "FinishReason": "END_ID LENGTH STOP_WORDS",
+    "IterationStats": "kv_cache_stats",
+    "KvCacheConfig": "enable_block_reuse free_gpu_memory_fraction max_tokens",
+    "KvCacheStats": "max_num_blocks tokens_per_block",
+    "ModelType": "DECODER_ONLY",
+    "OrchestratorConfig": "is_orchestrator worker_executable_path",
+    "OutputConfig": "exclude_input_from_output return_generation_logits",
+    "ParallelConfig": "communication_mode device_ids orchestrator_config",
+    "Request": (
+        "bad_words cache_salt_id embedding_bias end_id external_draft_tokens_config "
+        "input_token_ids max_tokens output_config sampling_config stop_words streaming"
+    ),
+    "Response": "error_msg has_error request_id result",
+    "Result": "finish_reasons generation_logits is_final output_token_ids",
+    "SamplingConfig": (
+        "frequency_penalty presence_penalty repetition_penalty seed temperature top_k top_p"
+    ),
+}
+"""Classes of `tensorrt_llm.bindings.executor`: arguments, attributes, methods and enum members that
+the adapter uses. From the sources of versions 1.1 to 1.2; none was labelled 1.2.1."""
+
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=name,driver_version,memory.total,compute_cap",
+    "--format=csv,noheader",
+)
 
 
-def doctor(
-    target: Annotated[
-        Path | None, typer.Option(help="Engine directory of the target: runs the experiments.")
-    ] = None,
-    draft: Annotated[Path | None, typer.Option(help="Engine directory of the draft model.")] = None,
-    report: Annotated[Path | None, typer.Option(help="File for the report, in Markdown.")] = None,
-    json_file: JsonFile = None,
-) -> None:
+def doctor() -> None:
     """Check the TensorRT-LLM installation. Run it first, inside the container.
 
-    It checks that the bindings have all names that the adapter uses. With engines, it also runs
-    experiments that decide settings. Exit code 1: something is missing.
+    It checks that the bindings have all names that the adapter uses, and that there is a GPU. It
+    needs no engines. Exit code 1: something is missing.
     """
-    for option, directory in (("--target", target), ("--draft", draft)):
-        if directory is not None and not (directory / "config.json").is_file():
-            fail(f"{option}: {directory} has no config.json; give an engine directory", USAGE_ERROR)
-    if draft is not None and target is None:
-        fail("--draft: needs --target as well", USAGE_ERROR)
-    check_outputs(report=report, json=json_file)
-    found: list[Finding] = []
-    with _stdout_to_stderr():
-        environment, bindings = find_environment()
-        _write(report, environment, found)
-        if bindings is not None and target is not None:
-            bench = Bench(bindings, target, draft)
-            for experiment in EXPERIMENTS:
-                # After a crash in C++ code, the last line names the experiment.
-                typer.echo(f"doctor: {experiment.__name__}", err=True)
-                found.append(finding_of(bench, experiment))
-                _write(report, environment, found)
-            bench.close()
-    text = markdown(environment, found)
-    print(text, file=sys.stderr if json_file == STDOUT else sys.stdout)
-    document = asdict(environment) | {"findings": [one._asdict() for one in found]}
-    write_json(json_file, document)
-    raise typer.Exit(1 if environment.missing else 0)
+    missing: list[str] = []
+    package = _imported("tensorrt_llm", missing)
+    bindings = _imported("tensorrt_llm.bindings.executor", missing) if package else None
+    if bindings is not None:
+        missing += [f"the bindings have no {name}" for name in missing_names(bindings)]
+    gpus = query_gpus()
+    if not gpus:
+        missing.append("nvidia-smi lists no GPU: start the container with --gpus all")
+    version = getattr(package, "__version__", "not found")
+    typer.echo(f"TensorRT-LLM: {version} (supported: {TRTLLM_VERSION})")
+    typer.echo(f"Python: {platform.python_version()}")
+    for gpu in gpus:
+        typer.echo(f"GPU: {gpu}")
+    for one in missing:
+        typer.echo(f"Missing: {one}")
+    if missing:
+        raise typer.Exit(1)
+    typer.echo("Nothing is missing.")
 
 
-def _write(report: Path | None, environment: Environment, found: Sequence[Finding]) -> None:
-    if report is not None:
-        report.write_text(markdown(environment, found), encoding="utf-8")
+def missing_names(bindings: Any) -> Iterator[str]:
+    """The names in NAMES that the bindings lack, such as `Request(end_id)`."""
+    for class_name, names in NAMES.items():
+        found = getattr(bindings, class_name, None)
+        if found is None:
+            yield class_name
+            continue
+        # A compiled constructor has its arguments only as text: nanobind writes it to
+        # __nb_signature__ and to the docstring, pybind11 to the docstring.
+        init = found.__init__
+        text = f"{getattr(init, '__nb_signature__', '')} {init.__doc__ or ''}"
+        for name in names.split():
+            if not hasattr(found, name) and not re.search(rf"\b{name}\b", text):
+                yield f"{class_name}({name})"
 
 
-def markdown(environment: Environment, found: Sequence[Finding]) -> str:
-    lines = ["# smartspec doctor", "", *_table(("what", "found"), environment.found), ""]
-    lines += [f"- Missing: {one}" for one in environment.missing] or ["Nothing is missing."]
-    if found:
-        lines += ["", *_table(("finding", "answer", "evidence", "what to do"), found)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for row in (header, ["---"] * len(header), *rows):
-        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in row)
-        yield f"| {' | '.join(cells)} |"
-
-
-@contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr. TensorRT-LLM writes to stdout from Python and from C++."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
+def query_gpus() -> tuple[str, ...]:
+    """The GPUs that nvidia-smi lists; empty if it is missing or fails."""
     try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
+        answer = subprocess.run(QUERY, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ()
+    return tuple(answer.stdout.splitlines())
+
+
+def _imported(name: str, missing: list[str]) -> Any:
+    """Import a module. If it fails, also because of driver libraries, record it as missing."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        remedy = f"run in a Triton container with TensorRT-LLM {TRTLLM_VERSION}, with --gpus all"
+        missing.append(f"{name} cannot be imported ({error}): {remedy}")
+        return None

@@ -29,7 +29,9 @@ from smartspec_cli.commands.settings import (
     Changes,
     Config,
     Draft,
+    InputFile,
     Model,
+    Temperature,
     engine_of,
     parsed,
     server_config,
@@ -56,18 +58,11 @@ def profile(
     draft: Draft = None,
     config: Config = None,
     settings: Changes = None,
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", help='Own prompts: one {"prompt": ".."} per line, MT-bench, or ShareGPT.'
-        ),
-    ] = None,
+    input_file: InputFile = None,
     prompts: Annotated[
         int, typer.Option(help="Prompts for measuring the acceptance rate.", min=1)
     ] = 8,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)
-    ] = 0.0,
+    temperature: Temperature = 0.0,
     table_file: Annotated[
         Path | None,
         typer.Option("--table", help='File for the table, as a "planner" section of engine.json.'),

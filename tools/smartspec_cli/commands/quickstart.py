@@ -30,7 +30,7 @@ from smartspec_cli.commands import (
     table,
     write_json,
 )
-from smartspec_cli.commands.settings import Changes, policies_of, server_config
+from smartspec_cli.commands.settings import Changes, Temperature, policies_of, server_config
 from smartspec_launch.address import can_bind, free_address
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi
@@ -120,9 +120,7 @@ def quickstart(
     policy: Annotated[
         str, typer.Option(help="Compared with none: goodput or fixed:K.")
     ] = "goodput",
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
-    ] = 0.0,
+    temperature: Temperature = 0.0,
     keep: Annotated[bool, typer.Option(help="Leave the server running until Ctrl-C.")] = False,
     settings: Changes = None,
     json_file: JsonFile = None,

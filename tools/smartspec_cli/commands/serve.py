@@ -12,7 +12,15 @@ import typer
 from rich.console import Console
 
 from smartspec_cli.commands import USAGE_ERROR, fail
-from smartspec_cli.commands.settings import Changes, Config, Draft, Heads, Model, server_config
+from smartspec_cli.commands.settings import (
+    Changes,
+    Config,
+    Draft,
+    Heads,
+    Model,
+    engine_option,
+    server_config,
+)
 from smartspec_launch import paths
 from smartspec_launch.address import Address, can_bind, taken_ports
 from smartspec_launch.files import exposure
@@ -44,26 +52,11 @@ def serve(
         str,
         _of_models(help="Default policy: none, fixed:K, batch_table, goodput_global or goodput."),
     ] = _DEFAULT_POLICY,
-    dtype: Annotated[
-        str, _of_models(help="Precision: auto, float32, bfloat16 or float16.")
-    ] = "auto",
-    weights: Annotated[
-        str,
-        _of_models(help="Weights: auto (int8 if large, on a CPU), stored, int8 or int4."),
-    ] = "auto",
-    kv_cache: Annotated[
-        str, _of_models(help="KV cache: auto (in the dtype), or u8 (8 bits, with OpenVINO).")
-    ] = "auto",
-    num_threads: Annotated[
-        int, _of_models(help="Compute threads; 0 uses all cores up to 4, else all but one.")
-    ] = 0,
-    runtime: Annotated[
-        str,
-        _of_models(
-            help="Runtime on a CPU: openvino, torch, or auto, which is OpenVINO if it is installed "
-            "and supports the model."
-        ),
-    ] = "auto",
+    dtype: Annotated[str | None, engine_option("dtype")] = None,
+    weights: Annotated[str | None, engine_option("weights")] = None,
+    kv_cache: Annotated[str | None, engine_option("kv_cache")] = None,
+    num_threads: Annotated[int | None, engine_option("num_threads")] = None,
+    runtime: Annotated[str | None, engine_option("runtime")] = None,
     host: Annotated[
         str, _of_address(help="Address to listen on. There is no authentication.")
     ] = _ADDRESS.host,
@@ -127,21 +120,10 @@ def serve(
     if not can_bind(host, 0):
         fail(f"--host: got {host}, must be an address of this machine", USAGE_ERROR)
     _check_exposure(address, allow_remote)
+    engine = {"dtype": dtype, "weights": weights, "kv_cache": kv_cache, "runtime": runtime}
+    models = (model, draft, heads, config, settings)
     checked = server_config(
-        model,
-        draft,
-        heads,
-        config,
-        settings,
-        engine={
-            "dtype": dtype,
-            "weights": weights,
-            "kv_cache": kv_cache,
-            "num_threads": num_threads,
-            "runtime": runtime,
-        },
-        policy=policy,
-        explain=explain,
+        *models, engine={**engine, "num_threads": num_threads}, policy=policy, explain=explain
     )
     openai = _openai(checked, address, openai_port, chat_template, api_key_file, cors)
     _check_aliases(alias or ())

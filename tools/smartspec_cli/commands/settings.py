@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from pydantic import ValidationError
 
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_launch import paths
-from smartspec_py.config import ServerConfig, read_config
+from smartspec_py.config import ServerConfig, TorchEngineConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.defaults import ConfigError
 
@@ -52,6 +52,22 @@ Changes = Annotated[
     ),
 ]
 
+InputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--input", help='Own prompts: one {"prompt": ".."} per line, MT-bench, or ShareGPT.'
+    ),
+]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)]
+
+
+def engine_option(key: str) -> Any:
+    """A short name of `--set engine.KEY`. Its help is the first sentence on the key."""
+    field = TorchEngineConfig.model_fields[key]
+    meaning = (field.description or "").split(".")[0]
+    values = ", ".join(get_args(field.annotation))
+    return _option(help=f"Set engine.{key}: {meaning}{values and f' ({values})'}.")
+
 
 def server_config(
     model: Path | None,
@@ -63,10 +79,12 @@ def server_config(
 ) -> ServerConfig:
     """The configuration of the options, with absolute paths.
 
-    defaults: top-level keys and sections of engine.json. An engine.json has none of them.
+    defaults: top-level keys and sections of engine.json. An engine.json has none of them. None
+    values of `engine` are not given.
     """
     engine = {"kind": "torch", "profile_cache": str(paths.profile_cache().resolve())}
-    settings: dict[str, Any] = {**defaults, "engine": engine | defaults.get("engine", {})}
+    engine |= {key: one for key, one in defaults.get("engine", {}).items() if one is not None}
+    settings: dict[str, Any] = {**defaults, "engine": engine}
     if config is not None:
         try:
             given = paths.with_absolute_paths(read_config(config), config.resolve().parent)

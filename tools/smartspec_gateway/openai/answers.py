@@ -235,7 +235,7 @@ class Answer:
             "num_steps": piece.num_steps,
             "num_drafted": piece.total_draft_tokens,
             "num_accepted": piece.total_accepted_draft_tokens,
-            "drafter": piece.drafter or None,
+            "proposer": piece.proposer or None,
             "tokens": texts,
         }
 

@@ -8,7 +8,8 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_fo
 
 
 class ApiError(Exception):
-    """An answer with this status. param: the field that is wrong, if any. code: OpenAI's word."""
+    """An answer with this status. param: the field that is wrong, if any; the message begins with
+    it. code: OpenAI's word."""
 
     def __init__(
         self,
@@ -21,6 +22,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
         self.retry_after_s, self.code = retry_after_s, code
+
+    def about(self, param: str) -> ApiError:
+        """The same error of a field with another name."""
+        message = param + self.message.removeprefix(self.param or "")
+        return ApiError(self.status, message, param, self.retry_after_s, self.code)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,7 @@ from smartspec_gateway.fields import message_of, values_of
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.triton import Triton
-
-FIELD = re.compile(r"^(\w+): ")
-"""How a message about a field begins."""
+from smartspec_py.api.errors import field_of
 
 FIELDS = {
     "text_input": "prompt",
@@ -42,7 +39,7 @@ IF_ASKED = {
         "num_steps",
         "total_draft_tokens",
         "total_accepted_draft_tokens",
-        "drafter",
+        "proposer",
     ),
 }
 """Outputs to request, by input. Triton drops the others before it sends a response."""
@@ -68,7 +65,7 @@ class Piece:
     num_steps: int = 0
     total_draft_tokens: int = 0
     total_accepted_draft_tokens: int = 0
-    drafter: str = ""
+    proposer: str = ""
     output_ids: Sequence[int] = ()
     log_probs: Mapping[str, Any] | None = None
 
@@ -113,10 +110,9 @@ def _piece(response: Any) -> Piece:
 
 def _of_field(refused: Refused) -> ApiError:
     """The error with the name that the field has in OpenAI's API."""
-    found = FIELD.match(refused.message) if refused.status == 400 else None
-    if found is None:
+    field, reason = field_of(refused.message)
+    if not field or refused.status != 400:
         wait_s = 1 if refused.status == 503 else None
         return ApiError(refused.status, refused.message, retry_after_s=wait_s)
-    name = FIELDS.get(found[1], found[1])
-    text = refused.message[len(found[1]) :].replace("text_input has", "the prompt has")
-    return ApiError(400, name + text, name)
+    name = FIELDS.get(field, field)
+    return ApiError(400, f"{name}: {reason}", name)

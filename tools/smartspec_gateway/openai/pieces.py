@@ -44,10 +44,8 @@ async def pieces_of(
                         raise ApiError(503, "the server ended the request: send it again later")
                     await queue.put((number, piece))
         except ApiError as error:
-            if error.param == GUIDE:
-                reason = error.message.removeprefix(f"{GUIDE}: ").rpartition(" that works: ")[2]
-                error = ApiError(error.status, f"{guide_field}: {reason}", guide_field)
-            await queue.put((number, error))
+            of_client = error.about(guide_field) if error.param == GUIDE else error
+            await queue.put((number, of_client))
         except Exception:
             logger.exception("A choice could not be generated.")
             await queue.put((number, ApiError(500, "the endpoint failed: see its log")))

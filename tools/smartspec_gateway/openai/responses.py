@@ -130,9 +130,7 @@ def _renamed(error: ApiError) -> ApiError:
     if first not in NAMES:
         return error
     param = NAMES[first] + dot + rest
-    param = param.replace("text.format.json_schema", "text.format")
-    message = param + error.message.removeprefix(error.param or "")
-    return ApiError(error.status, message, param, error.retry_after_s, error.code)
+    return error.about(param.replace("text.format.json_schema", "text.format"))
 
 
 @dataclass
