@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import torch
 
 from smartspec_py.engines.checkpoints.gguf.config import ZEROS
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+
+LONG_ROW = 1 << 15
+"""Rows are joined up to this many numbers. The package `gguf` computes 16 rows at once: with rows
+of 896, an embedding of 152 thousand tokens took 2.8 times as long."""
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -59,4 +64,10 @@ def dequantised(stored: npt.NDArray[np.uint8], kind: str) -> torch.Tensor:
         return torch.from_numpy(stored).view(PLAIN[kind])
     import gguf
 
-    return torch.from_numpy(gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind]))
+    type_ = gguf.GGMLQuantizationType[kind]
+    numbers_per_block, block_bytes = gguf.GGML_QUANT_SIZES[type_]
+    num_rows, row_bytes = stored.shape
+    width = row_bytes // block_bytes * numbers_per_block
+    num_joined = math.gcd(num_rows, 1 << max(0, (LONG_ROW // width).bit_length() - 1))
+    joined = stored.reshape(num_rows // num_joined, -1)
+    return torch.from_numpy(gguf.quants.dequantize(joined, type_)).reshape(num_rows, width)
