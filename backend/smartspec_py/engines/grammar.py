@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -139,6 +139,8 @@ def _grammar_text(kind: GuideType, guide: str) -> str:
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
             raise GrammarError("a JSON list of texts, at least one, is needed")
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(lark_text, texts))}")
+    if kind not in (GuideType.JSON, GuideType.JSON_SCHEMA):
+        assert_never(kind)
     schema = ANY_JSON if kind is GuideType.JSON else guide
     _check_multiples(schema, len(schema) - len(schema.lstrip()))
     return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)

@@ -20,7 +20,7 @@ from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan.plan_budget import PlanBudget
 from smartspec_py.core.plan.planner import (
-    LEARNING,
+    COST_POLICIES,
     BatchTable,
     PlannerSettings,
     batch_table_of,
@@ -97,7 +97,7 @@ class Controller:
         """num_prefilling, ready_sizes: see `PlannerSettings`."""
         self._ready_sizes = ready_sizes
         settings = self._step_settings(num_prefilling)
-        learning = [view for view in views if view.policy in LEARNING]
+        learning = [view for view in views if view.policy in COST_POLICIES]
         if not learning:
             return self._decide(views, settings)
         undrafted = replace(settings, forced=_no_drafts(learning))
@@ -129,11 +129,11 @@ class Controller:
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._corrections.observe(step)
         policies = {view.policy for view in views}
-        if not policies.isdisjoint(LEARNING):
+        if not policies.isdisjoint(COST_POLICIES):
             self._observe_plan(decision, step)
             # The budget grows only with the time of sequences that probes can use.
             self._budget.observe(step.total_s, decision.reason is Reason.PROBE)
-        if step.num_prefill_tokens == 0 and policies.issubset(("none", *LEARNING)):
+        if step.num_prefill_tokens == 0 and policies.issubset(("none", *COST_POLICIES)):
             self._guard.observe(step)
 
     def _step_settings(self, num_prefilling: int) -> PlannerSettings:

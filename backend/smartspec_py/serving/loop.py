@@ -116,13 +116,13 @@ class StepLoop:
         watch = StepWatch(self._clock, self._end_s if was_busy else None)
         self._show(watch.start_s)
         ready = self._batcher.ready()
-        planned = self._plan(ready, watch)
+        decision = self._plan(ready, watch)
         self.flush()
-        decision, drafts = self._draft(ready, planned, watch)
+        decision, drafts = self._draft(ready, decision, watch)
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self.scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
-        events = self._await(drafted.keys() or decision.plan.draft_lens.keys())
+        events = self._await(drafted or decision.plan.draft_lens)
         self.scheduler.apply(events, decision.views)
         watch.mark("total_s")
         if events:
@@ -240,7 +240,11 @@ class StepLoop:
 
     def _await(self, awaited: Collection[SequenceId]) -> list[Event]:
         """Poll until there is an event of one of these sequences: the record of a step needs the
-        results of its plan. A pass may take longer than POLL_S."""
+        results of its plan. Until then, tokens of bursts of other sequences may arrive, and
+        requests may end or be admitted. A pass may take longer than POLL_S.
+
+        awaited: the sequences with drafts; without drafts, all that decode.
+        """
         events = self._target.poll(POLL_S)
         while awaited and not self._inbox.is_closed:
             if any(event.sequence in awaited for event in events):

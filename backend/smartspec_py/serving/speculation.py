@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.acceptance import AcceptanceTracker, Trial
-from smartspec_py.core.plan.planner import LEARNING
+from smartspec_py.core.plan.planner import COST_POLICIES
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
     SHORT_LAG,
@@ -56,7 +56,7 @@ class Speculation:
             request.slo_s_per_token is not None
             or (request.grammar is not None and bool(request.grammar.forced(request.tokens)))
             for request in requests
-            if request.policy in LEARNING
+            if request.policy in COST_POLICIES
         )
 
     def views(
@@ -75,7 +75,7 @@ class Speculation:
         available = {
             request.sequence: self._available(request, draft_limits)
             for request in requests
-            if not (mode is Mode.REST and request.policy in LEARNING)
+            if not (mode is Mode.REST and request.policy in COST_POLICIES)
         }
         estimates = self._estimates(requests, available)
         drafts_s = self._drafts_s(len(requests))

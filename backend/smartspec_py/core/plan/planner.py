@@ -48,7 +48,7 @@ SEARCHES: Mapping[str, Callable[[PlanProblem], Choice]] = {
 }
 """The policies that search for a plan, in the order in which they choose."""
 
-LEARNING = (BATCH_TABLE, *SEARCHES)
+COST_POLICIES = (BATCH_TABLE, *SEARCHES)
 """Policies that use the cost model."""
 
 

@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.defaults import DRAFT_MODEL, HEADS, PROMPT_LOOKUP, ConfigError
+from smartspec_py.defaults import DRAFT_MODEL, HEADS, ConfigError
 from smartspec_py.engines.base import Proposer
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
@@ -254,13 +254,12 @@ def _engine(
         proposers[HEADS] = HeadsProposer(setup.medusa, limits.max_sequences, limits.max_draft_len)
     about, dtype = _about(target, drafter), dtype_text(own.dtype, used.dtype)
     logger.info(
-        "%s on %s: %s, %s, %d threads; drafts from %s",
+        "%s on %s: %s, %s, %d threads",
         own.path.name,
         setup.devices,
         dtype,
         about,
         own.num_threads,
-        ", ".join([*proposers, PROMPT_LOOKUP]),
     )
     log_unused_defaults(own.path)
     return Engine(

@@ -14,7 +14,7 @@ import torch
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError, first_line
-from smartspec_py.engines.runtimes.openvino.supported import FAMILIES, can_write_out
+from smartspec_py.engines.runtimes.openvino.supported import MODEL_TYPES, can_write_out
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
@@ -58,7 +58,7 @@ def load(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig)
 
 def _only_openvino(value: str, other: str) -> ConfigError:
     return ConfigError(
-        f"engine.json: {value} needs OpenVINO and one of the model types {', '.join(FAMILIES)}: "
+        f"engine.json: {value} needs OpenVINO and one of the model types {', '.join(MODEL_TYPES)}: "
         f"use {other}"
     )
 

@@ -9,7 +9,7 @@ import torch
 from smartspec_py.engines.checkpoints.rope import rope_of
 from smartspec_py.engines.checkpoints.supported import SERVED_ROTATIONS
 
-FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+MODEL_TYPES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 """Supported values of `model_type`. These models have RMS norms before attention and a gated MLP.
 Layers may have biases, norms of queries and keys, norms after attention and MLP, one matrix for
 several products, and rotation of a part of a head or none."""
@@ -20,7 +20,7 @@ WINDOW_IN_CONFIG = ("mistral", "phi3")
 
 def can_write_out(config: Any) -> bool:
     """Whether a model with this Transformers config has this layout, without other parts."""
-    if config.model_type not in FAMILIES:
+    if config.model_type not in MODEL_TYPES:
         return False
     ropes = [dict(rope_of(config))]
     if "rope_type" not in ropes[0]:  # one for each type of layer
