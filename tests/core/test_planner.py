@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.plan.planner import PlannerSettings, plan
+from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
 from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
 
 FLAT = PassTable((1,), (1,), ((1.0,),))
@@ -256,3 +256,15 @@ def test_a_pass_that_is_not_ready_is_charged(
     chosen = plan([view(accept_prob=0.5, has_draft_passes=False)], cost, settings)
     assert lengths(chosen) == [draft_len]
     assert chosen.expected_s == pytest.approx(seconds)
+
+
+def test_the_example_of_the_search() -> None:
+    """In the docstring of `search._best_lengths`."""
+    target = PassTable((1, 2), (1, 3), ((1.0, 1.2), (1.1, 1.5)))
+    cost = CostModel(target, PassTable((1,), (1,), ((0.1,),)))
+    options = [(DraftOption(2, probs),) for probs in ((0.8, 0.5), (0.6, 0.5))]
+    views = [SequenceView(i, 10, 10, "goodput", one) for i, one in enumerate(options)]
+    assert lengths(plan(views, cost)) == [1, 1]
+    expected = {(1, 0): 2.8 / 1.3, (1, 1): 3.4 / 1.4, (2, 1): 3.8 / 1.6, (2, 2): 4.1 / 1.7}
+    for chosen, goodput in expected.items():
+        assert evaluate(views, chosen, cost).goodput == pytest.approx(goodput)
