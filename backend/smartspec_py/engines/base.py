@@ -257,6 +257,8 @@ class ProposerCapabilities:
     bytes_per_token: cache bytes per token that it has processed, in the memory of the target's
         cache; 0 if its cache is elsewhere.
     reads_hidden: whether it needs the hidden states of every event.
+    has_position_rates: whether acceptance depends on the position of a draft, as with heads, whose
+        guesses get worse with each one.
     cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
         into cohorts. See `Proposer.cohort`.
     draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
@@ -267,6 +269,7 @@ class ProposerCapabilities:
     has_passes: bool = True
     bytes_per_token: int = 0
     reads_hidden: bool = False
+    has_position_rates: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
     draft_s: tuple[float, float] = (0.0, 0.0)
     max_context_len: int | None = None

@@ -218,8 +218,8 @@ class Speculation:
     def _available(
         self, request: Request, draft_limits: Mapping[SequenceId, int]
     ) -> list[tuple[str, int]]:
-        """The request's proposers that can draft now, each with the most tokens; if none can, the
-        first, with 0."""
+        """The request's proposers that can draft now, each with the most tokens. If none can, the
+        first with 0: a view has an option, and the step counts as one without drafts."""
         most = min(request.max_draft_len, request.remaining - 1)
         most = min(most, draft_limits.get(request.sequence, most))
         if request.policy == "none":
@@ -266,7 +266,8 @@ class Speculation:
         return self._proposers[name].cohort(request.sequence)
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
-        """Seconds that each proposer needs per sequence if it drafts for so many."""
+        """Seconds that each proposer needs per sequence if it drafts for so many: the first costs
+        draft_s[0], and each further one draft_s[1]."""
         share = 1.0 / max(1, num_sequences)
         return {
             name: able.draft_s[0] * share + able.draft_s[1] * (1.0 - share)
@@ -319,8 +320,8 @@ def _cut(task: DraftTask, draft: Draft) -> Draft | None:
 
 
 def _num_positions(able: ProposerCapabilities) -> int:
-    """Positions with acceptance rates of their own. Guesses of heads get worse with each one."""
-    return able.max_draft_len if able.reads_hidden else 1
+    """Positions with acceptance rates of their own."""
+    return able.max_draft_len if able.has_position_rates else 1
 
 
 def _drafting(request: Request) -> tuple[str, ...]:

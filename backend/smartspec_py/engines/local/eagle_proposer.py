@@ -69,7 +69,7 @@ class EagleProposer(DraftModelProposer):
         reuses_prefixes: bool = True,
     ) -> None:
         super().__init__(runner, max_sequences, max_draft_len, reuses_prefixes=reuses_prefixes)
-        self._capabilities = replace(self._capabilities, reads_hidden=True)
+        self._capabilities = replace(self._capabilities, reads_hidden=True, has_position_rates=True)
         self._states: dict[SequenceId, _States] = {}
 
     def num_available(

@@ -86,6 +86,7 @@ class HeadsProposer(Proposer):
             max_draft_len=min(heads.num_heads, longest),
             has_passes=False,
             reads_hidden=True,
+            has_position_rates=True,
         )
         draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
         self._capabilities = replace(self._capabilities, draft_s=draft_s)
