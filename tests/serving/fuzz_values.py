@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smartspec_py.api.contract import INPUTS
-from smartspec_py.api.tensor_spec import Choice, Range, TensorSpec, Text
+from smartspec_py.api.tensor_spec import OneOf, Range, TensorSpec, Text
 from smartspec_py.defaults import GUIDE_FIELDS
 
 SPECS = {spec.name: spec for spec in INPUTS}
@@ -43,7 +43,7 @@ def valid_value(spec: TensorSpec, rng: random.Random) -> Any:
 
 def valid_element(spec: TensorSpec, rng: random.Random) -> Any:
     allowed = spec.allowed
-    if isinstance(allowed, Choice):
+    if isinstance(allowed, OneOf):
         return rng.choice(allowed.values)
     if isinstance(allowed, Text):
         return _text(rng, allowed.max_bytes)
@@ -87,7 +87,7 @@ def _invalid_elements(spec: TensorSpec) -> list[Any]:
     found: list[Any] = [NOT_UTF8] if spec.dtype == "STRING" else []
     if isinstance(allowed, Text):
         found += ["y" * (allowed.max_bytes + 1), *([] if allowed.may_be_empty else [""])]
-    elif isinstance(allowed, Choice):
+    elif isinstance(allowed, OneOf):
         tried = {
             "STRING": ["nonsense", "NONE "],
             "BOOL": [True, False],

@@ -11,7 +11,7 @@ from smartspec_launch.pbtxt import config_pbtxt
 from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS
 from smartspec_py.api.errors import field_of, field_text
 from smartspec_py.api.refused import REFUSED, why_refused
-from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, Text
+from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, OneOf, Range, Text
 from smartspec_py.config import CONFIG_NAME, TorchEngineConfig, read_config
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,11 +55,11 @@ RANGES: list[tuple[Allowed, str, list[Any], list[Any]]] = [
     (Range(-100, 100), "in -100..100", [-100, 100], [-101, 101]),
     (Range(0.0), "finite and at least 0", [0.0, 1e30], [-1e-9, math.inf, math.nan]),
     (Range(0.0, 1.0), "in [0, 1]", [0.0, 1.0], [1.0001, -0.1, math.nan]),
-    (Choice((1,), "no more"), "1 (no more)", [1], [0, 2]),
-    (Choice((0.0, 1.0)), "0 or 1", [0.0, 1.0], [0.5, math.nan]),
-    (Choice((False,)), "false", [False], [True]),
-    (Choice(("",)), "empty", [""], ["a"]),
-    (Choice(("a", "b", "c")), "a or b or c", ["b"], ["d", "A"]),
+    (OneOf((1,), "no more"), "1 (no more)", [1], [0, 2]),
+    (OneOf((0.0, 1.0)), "0 or 1", [0.0, 1.0], [0.5, math.nan]),
+    (OneOf((False,)), "false", [False], [True]),
+    (OneOf(("",)), "empty", [""], ["a"]),
+    (OneOf(("a", "b", "c")), "a or b or c", ["b"], ["d", "A"]),
     (Allowed(), "", ["", "a", 0], []),
     (Text(3), "at least one character and at most 3 bytes", ["abc", "漢"], ["", "abcd", "é漢"]),
 ]

@@ -35,7 +35,7 @@ from smartspec_gateway.openai.schema import (
 from smartspec_py.api.contract import OUTPUTS
 from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS, GenerateParams
 from smartspec_py.api.refused import REFUSED as REFUSED_TENSORS
-from smartspec_py.api.tensor_spec import Choice, TensorSpec
+from smartspec_py.api.tensor_spec import OneOf, TensorSpec
 from smartspec_py.config import (
     LimitsConfig,
     LookupConfig,
@@ -103,7 +103,7 @@ def _default(spec: TensorSpec) -> str:
         defaults = {field.name: field.default for field in dataclasses.fields(GenerateParams)}
         value = defaults[FIELDS[spec.name]]
     else:
-        value = spec.allowed.values[0] if isinstance(spec.allowed, Choice) else None
+        value = spec.allowed.values[0] if isinstance(spec.allowed, OneOf) else None
     value = value.value if isinstance(value, Enum) else value
     return "none" if value in (None, ()) else _json_text(value).strip('"') or "empty"
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
 from smartspec_py.api.refused import NEUTRAL
-from smartspec_py.api.tensor_spec import Allowed, Choice, Range, TensorSpec, Text
+from smartspec_py.api.tensor_spec import Allowed, OneOf, Range, TensorSpec, Text
 from smartspec_py.core.types import GuideType, SpecMetrics, Verification
 from smartspec_py.defaults import PRIORITY_WORTH_S
 
@@ -163,7 +163,7 @@ class GenerateParams:
         None,
         "restrict the text to a grammar of this type. json needs no guide; choice takes a JSON "
         "list of texts; ebnf_grammar is Lark or GBNF. JSON is written on one line",
-        Choice(("", *(each.value for each in GuideType))),
+        OneOf(("", *(each.value for each in GuideType))),
         name="guided_decoding_guide_type",
         convert=lambda value: GuideType(value) if value else None,
     )
@@ -277,22 +277,22 @@ class GenerateParams:
 _DTYPES = {bool: "BOOL", int: "INT32", float: "FP32"}
 
 
-def _spec(one: Field[Any], hint: Any) -> TensorSpec:
+def _spec(field: Field[Any], hint: Any) -> TensorSpec:
     """The tensor of a field of `GenerateParams`."""
     kind = next(iter(get_args(hint)), hint)  # int, also of `int | None` and `tuple[int, ...]`
     spec: dict[str, Any] = {
-        "name": one.name,
+        "name": field.name,
         "dims": (-1,) if get_origin(hint) is tuple else (1,),
-        "is_optional": one.default is not MISSING,
+        "is_optional": field.default is not MISSING,
         "dtype": _DTYPES.get(kind, "STRING"),
     }
-    if issubclass(kind, Enum) and "allowed" not in one.metadata:
-        spec |= {"allowed": Choice(tuple(each.value for each in kind)), "convert": kind}
-    return TensorSpec(**spec | dict(one.metadata))
+    if issubclass(kind, Enum) and "allowed" not in field.metadata:
+        spec |= {"allowed": OneOf(tuple(each.value for each in kind)), "convert": kind}
+    return TensorSpec(**spec | dict(field.metadata))
 
 
 _HINTS = get_type_hints(GenerateParams)
-_SPECS = {one.name: _spec(one, _HINTS[one.name]) for one in fields(GenerateParams)}
+_SPECS = {field.name: _spec(field, _HINTS[field.name]) for field in fields(GenerateParams)}
 _FIRST = {
     "text": "The request",
     "temperature": "Sampling",

@@ -10,34 +10,34 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from smartspec_py.api.tensor_spec import Choice, TensorSpec
+from smartspec_py.api.tensor_spec import OneOf, TensorSpec
 
 _NO_BEAMS = "beam search is not supported"
 _NO_LOGITS = "logits are not returned"
 
 NEUTRAL = (
     TensorSpec("pad_id", "INT32", "no effect, because nothing is padded"),
-    TensorSpec("beam_width", "INT32", "number of beams", Choice((1,), _NO_BEAMS)),
+    TensorSpec("beam_width", "INT32", "number of beams", OneOf((1,), _NO_BEAMS)),
     TensorSpec(
         "num_return_sequences",
         "INT32",
         "number of texts for one prompt",
-        Choice((1,), "send the request again, with another seed"),
+        OneOf((1,), "send the request again, with another seed"),
     ),
     TensorSpec(
-        "length_penalty", "FP32", "length penalty of beam search", Choice((0.0, 1.0), _NO_BEAMS)
+        "length_penalty", "FP32", "length penalty of beam search", OneOf((0.0, 1.0), _NO_BEAMS)
     ),
     TensorSpec(
-        "return_context_logits", "BOOL", "logits of the prompt", Choice((False,), _NO_LOGITS)
+        "return_context_logits", "BOOL", "logits of the prompt", OneOf((False,), _NO_LOGITS)
     ),
     TensorSpec(
-        "return_generation_logits", "BOOL", "logits of the text", Choice((False,), _NO_LOGITS)
+        "return_generation_logits", "BOOL", "logits of the text", OneOf((False,), _NO_LOGITS)
     ),
     TensorSpec(
         "use_draft_logits",
         "BOOL",
         "see `verification`",
-        Choice((False,), "set verification to rejection instead"),
+        OneOf((False,), "set verification to rejection instead"),
     ),
 )
 """Tensors with only a neutral value."""

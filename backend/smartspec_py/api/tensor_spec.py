@@ -54,7 +54,7 @@ class Range(Allowed):
 
 
 @dataclass(frozen=True)
-class Choice(Allowed):
+class OneOf(Allowed):
     """One of a few values. note: added to the text, e.g. why there are no others."""
 
     values: tuple[Any, ...]

@@ -71,12 +71,12 @@ class PassTable:
         if self.is_padded:
             measured = np.searchsorted(tokens[:-2], num_tokens)
             num_tokens = np.maximum(num_tokens, tokens[measured])
-        found: Floats = np.interp(num_tokens, tokens, seconds)
+        pass_s: Floats = np.interp(num_tokens, tokens, seconds)
         if context_len >= 0:
             later_tokens = np.maximum(num_tokens - batch_size, 0)
             context_s = self.context_s * batch_size + self.context_token_s * later_tokens
-            found = np.maximum(found + context_s * (context_len - self.context_len), 0.0)
-        return found
+            pass_s = np.maximum(pass_s + context_s * (context_len - self.context_len), 0.0)
+        return pass_s
 
     def one_token_s(self, batch_size: int, context_len: float = -1.0) -> float:
         """`pass_s` with one token per row; faster, because the interpolation is cached."""
@@ -98,11 +98,11 @@ class PassTable:
     def _line(self, batch_size: int) -> tuple[Floats, Floats]:
         """Points (total tokens, seconds) for this number of rows, as two arrays. The last point
         extrapolates to FAR_TOKENS times the longest measured row."""
-        found = self._lines.get(batch_size)
-        if found is None:
+        line = self._lines.get(batch_size)
+        if line is None:
             rows: float = batch_size
             if self.is_padded:
-                rows = next((one for one in self.rows if one >= batch_size), batch_size)
+                rows = next((size for size in self.rows if size >= batch_size), batch_size)
             seconds = [
                 interpolate(rows, self.rows, [line[i] for line in self.seconds])
                 for i in range(len(self.tokens_per_row))
@@ -110,8 +110,8 @@ class PassTable:
             far = FAR_TOKENS * self.tokens_per_row[-1]
             seconds.append(interpolate(far, self.tokens_per_row, seconds))
             tokens = np.array([*self.tokens_per_row, far], dtype=np.float64) * batch_size
-            found = self._lines[batch_size] = (tokens, np.array(seconds))
-        return found
+            line = self._lines[batch_size] = (tokens, np.array(seconds))
+        return line
 
     @cached_property
     def _lines(self) -> dict[int, tuple[Floats, Floats]]:

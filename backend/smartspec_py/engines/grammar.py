@@ -89,12 +89,12 @@ class GrammarCompiler:
         """The state of a new request with this grammar. Raises GrammarError."""
         key = kind, guide
         with self._lock:
-            found = self._compiled.get(key) or self._compile(kind, guide)
-            self._compiled[key] = found
+            matcher = self._compiled.get(key) or self._compile(kind, guide)
+            self._compiled[key] = matcher
             self._compiled.move_to_end(key)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            return GrammarState(found.deep_copy(), self._end_tokens, num_prompt)
+            return GrammarState(matcher.deep_copy(), self._end_tokens, num_prompt)
 
     def _compile(self, kind: GuideType, guide: str) -> LLMatcher:
         try:
@@ -128,11 +128,11 @@ def _grammar_text(kind: GuideType, guide: str) -> str:
     if kind is GuideType.EBNF_GRAMMAR:
         # The library looks for blank lines in quadratic time, and holds Python's lock.
         guide = "\n".join(line for line in guide.splitlines() if line.strip())
-        if found := NO_ROLLBACK.search(guide):
-            raise GrammarError(f"rules with {found[1]} are not supported")
+        if match := NO_ROLLBACK.search(guide):
+            raise GrammarError(f"rules with {match[1]} are not supported")
         lark = any_to_lark(guide)
-        for found in LARK_JSON.finditer(lark):
-            _check_multiples(lark, found.end())
+        for match in LARK_JSON.finditer(lark):
+            _check_multiples(lark, match.end())
         return LLMatcher.grammar_from_lark(lark)
     if kind is GuideType.CHOICE:
         texts = json.loads(guide)

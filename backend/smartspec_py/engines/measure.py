@@ -160,33 +160,33 @@ class _Timer:
 
     def time(self, passes: Iterable[_Pass], is_over: IsOver = lambda: False) -> None:
         """Time each pass once more, unless that is not worth it, see ENOUGH_S and LONG_S."""
-        for one in passes:
+        for pass_ in passes:
             if is_over():
                 return
-            seconds = self._seconds.setdefault(one, [])
+            seconds = self._seconds.setdefault(pass_, [])
             if len(seconds) < NUM_ROUNDS and (len(seconds) < 2 or sum(seconds) <= ENOUGH_S):
-                seconds.append(self._pass_s(one, is_first=not seconds))
-                self.best_s[one] = min(seconds)
+                seconds.append(self._pass_s(pass_, is_first=not seconds))
+                self.best_s[pass_] = min(seconds)
 
-    def is_long(self, one: _Pass) -> bool:
+    def is_long(self, pass_: _Pass) -> bool:
         """Whether a pass that this one includes takes longer than LONG_S."""
         return any(
             seconds > LONG_S
-            and known.batch_size <= one.batch_size
-            and known.tokens_per_row <= one.tokens_per_row
+            and known.batch_size <= pass_.batch_size
+            and known.tokens_per_row <= pass_.tokens_per_row
             for known, seconds in self.best_s.items()
         )
 
-    def _pass_s(self, one: _Pass, is_first: bool) -> float:
+    def _pass_s(self, pass_: _Pass, is_first: bool) -> float:
         if is_first or self._is_ready:
             # The first pass of a size is slower; of a long one, by a small share.
-            seconds = self._engine.time_pass(*one)
+            seconds = self._engine.time_pass(*pass_)
             if is_first and seconds > LONG_S:
                 return seconds
         if self._behind is None:
-            return self._engine.time_pass(*one)
+            return self._engine.time_pass(*pass_)
         self._behind.time_pass(1, 1, 0)
-        return (self._engine.time_pass(*one) + self._engine.time_pass(*one)) / 2
+        return (self._engine.time_pass(*pass_) + self._engine.time_pass(*pass_)) / 2
 
 
 class _Part(Protocol):
@@ -215,18 +215,18 @@ class _Target:
         self._later = self._pass(min(FEW_ROWS, most), longest)
         self._first = [*one_row, *self._with_shorter(self._batch), *self._with_shorter(self._later)]
         all_passes = [self._pass(r, num) for r in self._rows for num in self._tokens]
-        by_size = sorted(all_passes, key=lambda one: (one.tokens_per_row > 1, one.num_tokens))
+        by_size = sorted(all_passes, key=lambda pass_: (pass_.tokens_per_row > 1, pass_.num_tokens))
         self._passes = list(dict.fromkeys([*self._first, *by_size]))
 
     def _pass(self, batch_size: int, tokens_per_row: int) -> _Pass:
         return _Pass(batch_size, tokens_per_row, self._context_len)
 
-    def _with_shorter(self, one: _Pass) -> tuple[_Pass, _Pass]:
-        return one, one._replace(context_len=self._shorter)
+    def _with_shorter(self, pass_: _Pass) -> tuple[_Pass, _Pass]:
+        return pass_, pass_._replace(context_len=self._shorter)
 
-    def _saved_s(self, one: _Pass) -> float:
+    def _saved_s(self, pass_: _Pass) -> float:
         """Seconds that the pass takes less at the shorter context."""
-        known, shorter = (self._timer.best_s[each] for each in self._with_shorter(one))
+        known, shorter = (self._timer.best_s[each] for each in self._with_shorter(pass_))
         return known - shorter
 
     def time_first(self) -> None:
@@ -234,9 +234,9 @@ class _Target:
 
     def time_more(self, is_over: IsOver) -> None:
         timer = self._timer
-        for one in self._passes:
-            if one in timer.best_s or not timer.is_long(one):
-                timer.time([one], is_over)
+        for pass_ in self._passes:
+            if pass_ in timer.best_s or not timer.is_long(pass_):
+                timer.time([pass_], is_over)
 
     def table(self) -> PassTable:
         num_less = max(1, self._context_len - self._shorter)
@@ -265,29 +265,29 @@ class _Target:
             return (context_s * rows + context_token_s * rows * (num - 1)) * self._context_len
 
         timed = {
-            (one.batch_size, one.tokens_per_row): seconds
-            for one, seconds in self._timer.best_s.items()
-            if one.context_len == self._context_len
+            (pass_.batch_size, pass_.tokens_per_row): seconds
+            for pass_, seconds in self._timer.best_s.items()
+            if pass_.context_len == self._context_len
         }
         by_size: dict[int, list[float]] = {}
         for (rows, num), seconds in timed.items():
             by_size.setdefault(rows * num, []).append(seconds - context(rows, num))
         sizes = sorted(by_size)
         means = [sum(by_size[size]) / len(by_size[size]) for size in sizes]
-        found = {}
+        grid = {}
         for rows in self._rows:
             start = 0, 0.0
             for num in self._tokens:
                 if (rows, num) in timed:
-                    found[rows, num] = timed[rows, num]
-                    start = num, found[rows, num]
+                    grid[rows, num] = timed[rows, num]
+                    start = num, grid[rows, num]
                     continue
                 free_s = interpolate(rows * num, sizes, means) + context(rows, num)
                 if start[0]:
                     free_s += start[1] - context(rows, start[0])
                     free_s -= interpolate(rows * start[0], sizes, means)
-                found[rows, num] = max(free_s, start[1], 0.0)
-        return found
+                grid[rows, num] = max(free_s, start[1], 0.0)
+        return grid
 
 
 class _Prompts:
@@ -306,16 +306,16 @@ class _Prompts:
         most = min(self._shape.max_prompt, PROMPT_GRID[-1])
         best_s = self._timer.best_s
         while self._shape.prefill_chunk is None and 2 * self._chunk <= most:
-            one, twice = _prompt(self._chunk), _prompt(2 * self._chunk)
-            if is_over() or best_s[one] > LONG_S:
+            once, twice = _prompt(self._chunk), _prompt(2 * self._chunk)
+            if is_over() or best_s[once] > LONG_S:
                 break
             self._timer.time([twice])
-            if best_s[twice] > WORTH_DOUBLING * 2 * best_s[one]:
+            if best_s[twice] > WORTH_DOUBLING * 2 * best_s[once]:
                 break
             self._chunk *= 2
 
     def table(self) -> PassTable:
-        timed = {one.tokens_per_row: seconds for one, seconds in self._timer.best_s.items()}
+        timed = {pass_.tokens_per_row: seconds for pass_, seconds in self._timer.best_s.items()}
         tokens = [num for num in sorted(timed) if num <= self._chunk]
         return PassTable((1,), tuple(tokens), (tuple(timed[num] for num in tokens),))
 
@@ -346,7 +346,7 @@ class _Drafts:
         return max(0.0, many_s - few_s) / (CATCH_UP_TOKENS[1] - CATCH_UP_TOKENS[0])
 
     def table(self) -> PassTable:
-        timed = {one.batch_size: seconds for one, seconds in self._timer.best_s.items()}
+        timed = {pass_.batch_size: seconds for pass_, seconds in self._timer.best_s.items()}
         known = sorted(timed)
         seconds = [timed[num] for num in known]
         each = [(interpolate(num, known, seconds),) for num in self._rows]

@@ -43,7 +43,7 @@ class Speculation:
 
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
         self._proposers = dict(proposers)
-        self._capabilities = {name: one.capabilities for name, one in proposers.items()}
+        self._capabilities = {name: proposer.capabilities for name, proposer in proposers.items()}
         self._acceptance = {
             name: AcceptanceTracker(able.cohorts, num_positions=_num_positions(able))
             for name, able in self._capabilities.items()
@@ -134,7 +134,9 @@ class Speculation:
         num_events = Counter([request.sequence for request, _ in steps])
         options = {view.sequence: view.options for view in views}
         for request, event in steps:
-            asked = [one.proposer for one in options.get(request.sequence, ()) if one.proposer]
+            asked = [
+                option.proposer for option in options.get(request.sequence, ()) if option.proposer
+            ]
             for name in _drafting(request):
                 drafted = event.num_drafted if name == request.proposer else 0
                 if drafted or self._capabilities[name].reads_hidden:
@@ -200,7 +202,7 @@ class Speculation:
 
     def state(self) -> dict[str, Any]:
         """The learned acceptance by proposer, in JSON types."""
-        return {"acceptance": {name: one.state() for name, one in self._acceptance.items()}}
+        return {"acceptance": {name: tracker.state() for name, tracker in self._acceptance.items()}}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """kept: weight of the evidence, 0 to 1. Proposers that no longer exist are ignored."""
@@ -224,8 +226,8 @@ class Speculation:
         most = min(most, draft_limits.get(request.sequence, most))
         if request.policy == "none":
             most = 0  # no proposer has to search for drafts
-        found = [(name, self._most(name, request, most)) for name in request.proposers]
-        return [pair for pair in found if pair[1]] or found[:1]
+        pairs = [(name, self._most(name, request, most)) for name in request.proposers]
+        return [pair for pair in pairs if pair[1]] or pairs[:1]
 
     def _most(self, name: str, request: Request, most: int) -> int:
         """The most tokens that this proposer can draft now."""
@@ -250,14 +252,14 @@ class Speculation:
             for name, num in available.get(request.sequence, ()):
                 if num:
                     groups[name].append((request, num))
-        found: dict[tuple[SequenceId, str], Floats] = {}
+        estimates: dict[tuple[SequenceId, str], Floats] = {}
         for name, group in groups.items():
             sequences = [request.sequence for request, _ in group]
             longest = max([num for _, num in group])
             cohorts = [self._cohort(name, request) for request, _ in group]
             probs = self._acceptance[name].accept_probs(sequences, longest, cohorts)
-            found |= zip([(sequence, name) for sequence in sequences], probs, strict=True)
-        return found
+            estimates |= zip([(sequence, name) for sequence in sequences], probs, strict=True)
+        return estimates
 
     def _cohort(self, name: str, request: Request) -> str:
         """The cohort of the drafts that this proposer has for the request in this step."""

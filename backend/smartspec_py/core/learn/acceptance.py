@@ -176,13 +176,13 @@ class AcceptanceTracker:
 
     def _mean(self, cohort: str) -> tuple[float, float]:
         """The mean acceptance rate of the cohort, over all positions, and its trials."""
-        own = self._cohorts.get(cohort, self._unknown).sum(axis=1)
+        counts = self._cohorts.get(cohort, self._unknown).sum(axis=1)
         assumed = self._assumed.get(cohort)
         if assumed is None:
-            accepted, trials = self._totals - own
+            accepted, trials = self._totals - counts
             assumed = (INITIAL_TRIALS * INITIAL_MEAN + accepted) / (INITIAL_TRIALS + trials)
-        mean = (INITIAL_TRIALS * assumed + own[0]) / (INITIAL_TRIALS + own[1])
-        return float(mean), float(own[1])
+        mean = (INITIAL_TRIALS * assumed + counts[0]) / (INITIAL_TRIALS + counts[1])
+        return float(mean), float(counts[1])
 
     def _rates(self, cohorts: Sequence[str], num_positions: int) -> tuple[Floats, Floats]:
         """p of each cohort, shape [len(cohorts), num_positions], and its trials."""
@@ -214,7 +214,7 @@ class AcceptanceTracker:
 
     def _counts_of(self, sequences: Sequence[int]) -> Floats:
         """The counts of these requests, shape [n, 3, experts]."""
-        return np.array([self._requests.get(one, self._nothing) for one in sequences])
+        return np.array([self._requests.get(sequence, self._nothing) for sequence in sequences])
 
     def _observe_idle(self, sequences: Sequence[int], cohorts: Sequence[str]) -> None:
         """`observe` for a step without drafts: counts only decay. cohorts: without repeats."""

@@ -71,10 +71,10 @@ class QuantizedTensors(Mapping[str, torch.Tensor]):
         if end != "weight" or base not in self._matrices:
             return self._stored[name]
         try:
-            found = READERS[self._settings["quant_method"].lower()](part, self._settings)
+            matrix = READERS[self._settings["quant_method"].lower()](part, self._settings)
             if left:
                 raise ValueError(f"{min(left)} is not used")
-            return found
+            return matrix
         except (ValueError, RuntimeError) as error:  # PyTorch names shapes that do not fit
             raise ModelError(
                 f"the quantised tensors of {name} do not fit together ({first_line(error)}): "
@@ -120,7 +120,7 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor
     scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
     if zeros is None:
         symmetric = _of_weights(settings, "symmetric")
-        if symmetric and all(one is False for one in symmetric):
+        if symmetric and all(value is False for value in symmetric):
             raise ValueError("no weight_zero_point, but symmetric is false in config.json")
         zeros = torch.zeros_like(scales, dtype=torch.int8)
     packed = part("weight_packed")
@@ -138,7 +138,7 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor
         raise ValueError(f"{values.dtype} and zero points of {zeros.dtype}, not integers")
     group_of = part("weight_g_idx")
     orders = _of_weights(settings, "actorder")
-    if group_of is None and orders and all(one in ORDERED for one in orders):
+    if group_of is None and orders and all(order in ORDERED for order in orders):
         raise ValueError("no weight_g_idx, but actorder is group in config.json")
     if group_of is not None and bool((group_of == -1).any()):
         group_of = None  # it was never set, and groups are adjacent
@@ -150,8 +150,8 @@ def _group_sizes(settings: Any) -> set[int]:
     if not isinstance(settings, Mapping):
         return set()
     size = settings.get("group_size")
-    found = {size} if isinstance(size, int) and size > 0 else set()
-    return found.union(*map(_group_sizes, settings.values()))
+    sizes = {size} if isinstance(size, int) and size > 0 else set()
+    return sizes.union(*map(_group_sizes, settings.values()))
 
 
 def _of_weights(settings: Mapping[str, Any], field: str) -> list[Any]:
@@ -179,18 +179,18 @@ READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors
 
 
 def _needed(part: Part, end: str) -> torch.Tensor:
-    found = part(end)
-    if found is None:
+    tensor = part(end)
+    if tensor is None:
         raise ValueError(f"no {end}")
-    return found
+    return tensor
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Numbers of 4 or 8 bits in int32 words [rows, n], the first in the lowest bits: uint8."""
     if words.is_floating_point() or words.ndim != 2:
         raise ValueError(f"{words.dtype} {tuple(words.shape)} instead of integers in a matrix")
-    found = words.contiguous().view(torch.uint8)
-    return found if bits == 8 else torch.stack([found & 15, found >> 4], -1).flatten(1)
+    values = words.contiguous().view(torch.uint8)
+    return values if bits == 8 else torch.stack([values & 15, values >> 4], -1).flatten(1)
 
 
 def _dequantised(
@@ -221,5 +221,5 @@ def _dequantised(
     group_of = group_of.long()
     if group_of.shape != (num_in,) or not 0 <= group_of.min() <= group_of.max() < num_groups:
         raise ValueError(f"indices of groups that are not in 0..{num_groups - 1}")
-    found = values.float() - zeros.float()[:, group_of]
-    return found.mul_(scales.float()[:, group_of])
+    numbers = values.float() - zeros.float()[:, group_of]
+    return numbers.mul_(scales.float()[:, group_of])

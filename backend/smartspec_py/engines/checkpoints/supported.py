@@ -191,7 +191,7 @@ def check_model(name: str, folder: Path) -> None:
     if document is None:
         raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
     classes = document.get("architectures") or []
-    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise wrong_field(name, "architectures", classes, "a list of texts")
     for field in ("dtype", "torch_dtype"):
         if (dtype := document.get(field)) not in DTYPES:
@@ -254,7 +254,7 @@ def is_eagle(document: Mapping[str, Any]) -> bool:
     classes = document.get("architectures")
     names = [document.get("speculators_model_type", "")]
     names += classes if isinstance(classes, list) else []
-    return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
+    return "draft_vocab_size" in document or any("eagle" in str(name).lower() for name in names)
 
 
 def check_heads(folder: Path) -> None:
@@ -270,14 +270,14 @@ def check_heads(folder: Path) -> None:
 
 def _rotations(settings: Any) -> list[Any]:
     parts = _settings_of_rotations(settings)
-    return [one.get("rope_type", one.get("type", "default")) for one in parts]
+    return [part.get("rope_type", part.get("type", "default")) for part in parts]
 
 
 def _settings_of_rotations(settings: Any) -> list[Mapping[str, Any]]:
     """They can differ by the type of layer."""
     if not isinstance(settings, dict):
         return []
-    return [one for one in settings.values() if isinstance(one, dict)] or [settings]
+    return [part for part in settings.values() if isinstance(part, dict)] or [settings]
 
 
 def check_quantization(name: str, folder: Path) -> None:
@@ -311,12 +311,12 @@ def _check_settings(
     name: str, settings: dict[str, Any], wanted: dict[str, tuple[Any, ...]]
 ) -> None:
     for field, values in wanted.items():
-        found = settings.get(field)
-        found = found.lower() if isinstance(found, str) else found
-        if found not in values:
+        value = settings.get(field)
+        value = value.lower() if isinstance(value, str) else value
+        if value not in values:
             known = ", ".join(str(value) for value in values if value)
             raise ModelError(
-                f"{name} is quantised with the {field} {found} (quantization_config in its "
+                f"{name} is quantised with the {field} {value} (quantization_config in its "
                 f"config.json), which cannot be read: use {known or 'none'}, or another checkpoint"
             )
 

@@ -50,25 +50,25 @@ def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
-            found = torch.load(path, mmap=is_zipfile(path), weights_only=True)
+            tensors = torch.load(path, mmap=is_zipfile(path), weights_only=True)
         except Exception as error:  # a damaged file can raise any exception of pickle
             reason = first_line(error)
             raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
-        check_tensors(path, found)
-        _check_once(path, loaded, found)
-        loaded |= found
+        check_tensors(path, tensors)
+        _check_once(path, loaded, tensors)
+        loaded |= tensors
     return loaded
 
 
 def check_tensors(path: Path, loaded: Any) -> None:
     """Raise ModelError unless what PyTorch loaded of the file is tensors by name."""
-    if not isinstance(loaded, dict) or not all(torch.is_tensor(one) for one in loaded.values()):
+    if not isinstance(loaded, dict) or not all(torch.is_tensor(value) for value in loaded.values()):
         raise ModelError(f"{path} does not have tensors alone: replace it")
 
 
-def _check_once(path: Path, known: Iterable[str], found: Iterable[str]) -> None:
+def _check_once(path: Path, known: Iterable[str], names: Iterable[str]) -> None:
     """Which of two tensors is right cannot be known. known: names in the files before."""
-    if twice := set(known) & set(found):
+    if twice := set(known) & set(names):
         raise ModelError(
             f"{path} has the tensor {min(twice)}, and so has another weight file: copy the whole "
             "checkpoint again"
@@ -187,9 +187,9 @@ def check_tied(is_tied: bool, folder: Path) -> None:
 def check_type(name: str, dtype: torch.dtype, folder: Path) -> None:
     """Numbers of other types stand for others, with scales that the files do not have."""
     if dtype not in WEIGHT_TYPES and not CONSTANTS.search(name):
-        found, *known = (str(one).removeprefix("torch.") for one in (dtype, *WEIGHT_TYPES))
+        type_name, *known = (str(kind).removeprefix("torch.") for kind in (dtype, *WEIGHT_TYPES))
         raise ModelError(
-            f"{folder}: the weight files have the tensor {name} of the type {found}, which "
+            f"{folder}: the weight files have the tensor {name} of the type {type_name}, which "
             f"must be one of {', '.join(known)}: use another checkpoint"
         )
 

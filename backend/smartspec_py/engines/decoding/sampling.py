@@ -119,7 +119,7 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     NaN, or whose maximum is infinite, or whose grammar has failed, draws NO_TOKEN, which equals no
     draft.
     """
-    firsts = list(accumulate((len(one.drafts) + 1 for one in requests), initial=0))[:-1]
+    firsts = list(accumulate((len(request.drafts) + 1 for request in requests), initial=0))[:-1]
     pairs = list(zip(requests, firsts, strict=True))
     shaped, failures = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
     tokens = best_tokens(shaped, 1)[:, 0]
@@ -150,17 +150,17 @@ def draft_tokens(
     for draws with the target's noise.
     """
     shapings = [
-        Shaping(row, one.sampling, _history(one), one.provisional)
-        for row, one in enumerate(requests)
-        if one.sampling.shapes_logits
+        Shaping(row, request.sampling, _history(request), request.provisional)
+        for row, request in enumerate(requests)
+        if request.sampling.shapes_logits
     ]
     shaped, _ = shape_logits(logits, shapings)
     tokens = best_tokens(shaped, 1)[:, 0]
     probs: list[torch.Tensor | None] = [None] * len(requests)
     draws = [
-        _Draw(row, one.sampling, one.position)
-        for row, one in enumerate(requests)
-        if not one.sampling.is_greedy
+        _Draw(row, request.sampling, request.position)
+        for row, request in enumerate(requests)
+        if not request.sampling.is_greedy
     ]
     for group in _groups(draws, logits):
         candidates = _candidates(shaped, group)
@@ -174,37 +174,37 @@ def draft_tokens(
     return tokens.tolist(), probs
 
 
-def _shapings(one: VerifyRequest, first: int) -> list[Shaping]:
+def _shapings(request: VerifyRequest, first: int) -> list[Shaping]:
     """For each row of a request, if its logits are shaped. The drafts before a row are known."""
-    if not one.sampling.shapes_logits:
+    if not request.sampling.shapes_logits:
         return []
-    history = _history(one)
+    history = _history(request)
     return [
-        Shaping(first + row, one.sampling, history, one.drafts[:row])
-        for row in range(len(one.drafts) + 1)
+        Shaping(first + row, request.sampling, history, request.drafts[:row])
+        for row in range(len(request.drafts) + 1)
     ]
 
 
-def _history(one: VerifyRequest | DraftRequest) -> TokenHistory:
-    assert one.history is not None, "shaping logits needs the history"
-    return one.history
+def _history(request: VerifyRequest | DraftRequest) -> TokenHistory:
+    assert request.history is not None, "shaping logits needs the history"
+    return request.history
 
 
-def _draws(one: VerifyRequest, first: int) -> list[_Draw]:
+def _draws(request: VerifyRequest, first: int) -> list[_Draw]:
     """One draw for each row. Greedy text needs none."""
-    sampling, num_judged = one.sampling, 0
+    sampling, num_judged = request.sampling, 0
     if sampling.is_greedy:
         return []
     if sampling.verification is Verification.REJECTION:
-        num_judged = len(one.drafts)
-    found = []
-    for row in range(len(one.drafts) + 1):
+        num_judged = len(request.drafts)
+    draws = []
+    for row in range(len(request.drafts) + 1):
         draft, probs = NO_TOKEN, None
         if row < num_judged:
-            draft = one.drafts[row]
-            probs = None if one.draft_probs is None else one.draft_probs[row]
-        found.append(_Draw(first + row, sampling, one.position + row, draft, probs))
-    return found
+            draft = request.drafts[row]
+            probs = None if request.draft_probs is None else request.draft_probs[row]
+        draws.append(_Draw(first + row, sampling, request.position + row, draft, probs))
+    return draws
 
 
 def _drawn(shaped: torch.Tensor, group: Sequence[_Draw]) -> torch.Tensor:
@@ -265,17 +265,19 @@ def _with_log_probs(
     requests: Sequence[VerifyRequest],
     firsts: Sequence[int],
 ) -> list[VerifyResult]:
-    wanted = [i for i, one in enumerate(requests) if one.sampling.log_probs and results[i].tokens]
+    wanted = [
+        i for i, request in enumerate(requests) if request.sampling.log_probs and results[i].tokens
+    ]
     if not wanted:
         return results
     rows = [firsts[i] + row for i in wanted for row in range(len(results[i].tokens))]
     tokens = [token for i in wanted for token in results[i].tokens]
     num_top = [requests[i].sampling.num_top_log_probs for i in wanted for _ in results[i].tokens]
     index = torch.tensor(rows, device=logits.device)
-    found = iter(token_log_probs(logits[index], tokens, num_top))
+    scored = iter(token_log_probs(logits[index], tokens, num_top))
     for i in wanted:
         tokens_of = results[i].tokens
-        log_probs = tuple(next(found) for _ in tokens_of)
+        log_probs = tuple(next(scored) for _ in tokens_of)
         results[i] = VerifyResult(tokens_of, log_probs)
     return results
 
@@ -285,7 +287,7 @@ def token_log_probs(
 ) -> list[TokenLogProb]:
     """The log-probability of each token in its row of logits [len(tokens), vocab], with the num_top
     most probable tokens of the row."""
-    found = []
+    log_probs = []
     size = max(1, _MAX_SCORES // logits.shape[-1])
     for first in range(0, len(tokens), size):
         part, counts = tokens[first : first + size], num_top[first : first + size]
@@ -294,8 +296,8 @@ def token_log_probs(
         values = scores.gather(-1, chosen)[:, 0].tolist()
         best = scores.topk(min(max(counts), scores.shape[-1]))
         tops = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
-        found += [
+        log_probs += [
             TokenLogProb(token, value, tuple(zip(ids[:num], probs[:num], strict=True)))
             for token, value, (ids, probs, num) in zip(part, values, tops, strict=True)
         ]
-    return found
+    return log_probs

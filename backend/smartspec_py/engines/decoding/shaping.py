@@ -111,10 +111,10 @@ def shape_logits(
     the rows whose grammar has failed."""
     if not shapings:
         return logits, {}
-    index = torch.tensor([one.row for one in shapings], device=logits.device)
+    index = torch.tensor([shaping.row for shaping in shapings], device=logits.device)
     rows = logits[index]
     failures = _exclude(rows, shapings)
-    may_ban = any(one.sampling.may_ban for one in shapings)
+    may_ban = any(shaping.sampling.may_ban for shaping in shapings)
     best = rows.argmax(-1, keepdim=True) if may_ban else None
     _add_biases(rows, shapings)
     _penalise(rows, shapings)
@@ -130,16 +130,19 @@ def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> dict[int, Failu
     """Set the logits of tokens that grammars forbid to -inf. Returns the rows whose grammar has
     failed."""
     failures = {}
-    for row, one in zip(rows, shapings, strict=True):
-        grammar = one.history.grammar
+    for row, shaping in zip(rows, shapings, strict=True):
+        history, grammar = shaping.history, shaping.history.grammar
         if grammar is None:
             continue
-        forbidden = grammar.forbidden(one.history.tokens, one.drafts, one.sampling.end_tokens)
+        ends = shaping.sampling.end_tokens
+        forbidden = grammar.forbidden(history.tokens, shaping.drafts, ends)
         if forbidden is not None:
             mask = torch.from_numpy(forbidden[: len(row)])
             row.masked_fill_(mask.to(row.device), -torch.inf)
         elif grammar.error:
-            failures[one.row] = Failure(f"cannot be followed further: {grammar.error}", GUIDE_FIELD)
+            failures[shaping.row] = Failure(
+                f"cannot be followed further: {grammar.error}", GUIDE_FIELD
+            )
     return failures
 
 
@@ -147,8 +150,8 @@ def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     """A banned token has the bias -inf."""
     biases = [
         (row, token, bias)
-        for row, one in enumerate(shapings)
-        for token, bias in (*one.sampling.logit_bias, *_bans(one))
+        for row, shaping in enumerate(shapings)
+        for token, bias in (*shaping.sampling.logit_bias, *_bans(shaping))
         if token < rows.shape[-1]
     ]
     if biases:
@@ -158,13 +161,13 @@ def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
         rows.index_put_((index, tokens), values.to(rows.dtype), accumulate=True)
 
 
-def _bans(one: Shaping) -> Iterator[tuple[int, float]]:
-    sampling, history = one.sampling, one.history
-    num_generated = len(history) + len(one.drafts) - history.num_prompt
+def _bans(shaping: Shaping) -> Iterator[tuple[int, float]]:
+    sampling, history = shaping.sampling, shaping.history
+    num_generated = len(history) + len(shaping.drafts) - history.num_prompt
     if num_generated < sampling.min_tokens:
         yield from ((token, -torch.inf) for token in sampling.end_tokens)
     longest = max((len(word) for word in sampling.bad_words), default=1)
-    before = (*history.tail(longest - 1), *one.drafts)
+    before = (*history.tail(longest - 1), *shaping.drafts)
     for *start, last in sampling.bad_words:
         if before[len(before) - len(start) :] == tuple(start):
             yield last, -torch.inf
@@ -173,9 +176,9 @@ def _bans(one: Shaping) -> Iterator[tuple[int, float]]:
 def _penalise(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     """Apply penalties to all known tokens of all rows, in one operation."""
     parts = [
-        _penalties(one, row, rows.shape[-1])
-        for row, one in enumerate(shapings)
-        if one.sampling.counts_tokens
+        _penalties(shaping, row, rows.shape[-1])
+        for row, shaping in enumerate(shapings)
+        if shaping.sampling.counts_tokens
     ]
     if not parts:
         return
@@ -187,13 +190,13 @@ def _penalise(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     rows.view(-1).index_copy_(0, places, values)
 
 
-def _penalties(one: Shaping, row: int, vocab_size: int) -> tuple[npt.NDArray[Any], ...]:
+def _penalties(shaping: Shaping, row: int, vocab_size: int) -> tuple[npt.NDArray[Any], ...]:
     """For each known token: its index in the flattened rows, the factor of its repetition, and the
     value to subtract."""
-    tokens, counts = one.history.count_with(one.drafts)
+    tokens, counts = shaping.history.count_with(shaping.drafts)
     is_drawable = tokens < vocab_size
     tokens, counts = tokens[is_drawable], counts[is_drawable]
-    sampling = one.sampling
+    sampling = shaping.sampling
     factors = np.full(len(tokens), sampling.repetition_penalty, np.float32)
     taken_off = sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
     return row * vocab_size + tokens, factors, taken_off.astype(np.float32)

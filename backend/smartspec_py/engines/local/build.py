@@ -78,15 +78,15 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
 class _Setup:
     """What is known before models are loaded.
 
-    own: how the target runs. draft: the draft model's folder. medusa, eagle: heads; at most one of
-    both, and an EAGLE head only without a draft model.
+    run_config: how the target runs. draft: the draft model's folder. medusa, eagle: heads; at most
+    one of both, and an EAGLE head only without a draft model.
     """
 
     config: TorchEngineConfig
     limits: LimitsConfig
     devices: Devices
     tokenizer: Tokenizer
-    own: RunnerConfig
+    run_config: RunnerConfig
     draft: Path | None
     medusa: MedusaHeads | None
     eagle: EagleConfig | None
@@ -100,12 +100,12 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     target = _target(setup)
     drafter = _drafter(setup, target.runner)
     runners = [target.runner] + ([drafter.runner] if drafter else [])
-    if any(one.runtime == PYTORCH for one in runners):
-        torch.set_num_threads(setup.own.num_threads)
+    if any(runner.runtime == PYTORCH for runner in runners):
+        torch.set_num_threads(setup.run_config.num_threads)
     cost, stored_at = _measured(setup, target, drafter, folder)
-    for one in runners:
-        one.release()
-        one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
+    for runner in runners:
+        runner.release()
+        runner.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     return _engine(setup, target, drafter, cost, stored_at)
 
 
@@ -117,7 +117,7 @@ def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Set
     dtype = dtype_of(config.dtype, devices.target, model)
     models = [(model, devices.target)] + ([(draft, devices.draft)] if draft else [])
     limits = _with_context_len(limits, models, dtype, config.kv_cache)
-    own = RunnerConfig(
+    run_config = RunnerConfig(
         path=model,
         device=devices.target,
         dtype=dtype,
@@ -134,17 +134,17 @@ def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Set
         with named("engine.heads"):
             check_heads(heads)
             if not is_eagle(heads):
-                medusa = load_heads(heads, own)
+                medusa = load_heads(heads, run_config)
             elif draft is not None:
                 raise ModelError(
                     "an EAGLE head and a draft model cannot be loaded together: leave out "
                     "engine.draft, or engine.heads"
                 )
             else:
-                eagle = read_config(heads, load_config(model, own.max_len))
+                eagle = read_config(heads, load_config(model, run_config.max_len))
     layers = () if eagle is None else eagle.layer_ids
-    own = replace(own, gives_hidden=medusa is not None, state_layers=layers)
-    return _Setup(config, limits, devices, tokenizer, own, draft, medusa, eagle)
+    run_config = replace(run_config, gives_hidden=medusa is not None, state_layers=layers)
+    return _Setup(config, limits, devices, tokenizer, run_config, draft, medusa, eagle)
 
 
 def _models(
@@ -163,21 +163,23 @@ def _models(
 
 
 def _target(setup: _Setup) -> TorchTarget:
-    limits, own = setup.limits, setup.own
-    runner = load("engine.model", own, limits.max_draft_len + 1, setup.config)
-    capabilities = stepwise_capabilities(limits, own.vocab_size, runner.bytes_per_token)
+    limits, run_config = setup.limits, setup.run_config
+    runner = load("engine.model", run_config, limits.max_draft_len + 1, setup.config)
+    capabilities = stepwise_capabilities(limits, run_config.vocab_size, runner.bytes_per_token)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
 def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
     """The draft model or the EAGLE head, which draft with passes of their own; None without either.
     Their weights are rounded as those of the target are."""
-    own = replace(setup.own, weights=target.config.weights, gives_hidden=False, state_layers=())
+    run_config = replace(
+        setup.run_config, weights=target.config.weights, gives_hidden=False, state_layers=()
+    )
     limits, devices = setup.limits, setup.devices
     if setup.eagle is not None:
         with named("engine.heads"):
-            head = _eagle_runner(load_eagle(setup.eagle, own), own, target.runtime)
-        if uses_graphs(setup.config, own.device):
+            head = _eagle_runner(load_eagle(setup.eagle, run_config), run_config, target.runtime)
+        if uses_graphs(setup.config, run_config.device):
             head.warm(MAX_WIDTH)
         return EagleProposer(
             head,
@@ -188,12 +190,12 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
     if setup.draft is None:
         return None
     # The draft model may have fewer positions than the served context.
-    of_draft = load_config(setup.draft, own.max_len)
-    positions = getattr(of_draft, "max_position_embeddings", None) or own.max_len
-    max_len = min(own.max_len, positions)
-    own = replace(own, path=setup.draft, device=devices.draft, max_len=max_len)
+    of_draft = load_config(setup.draft, run_config.max_len)
+    positions = getattr(of_draft, "max_position_embeddings", None) or run_config.max_len
+    max_len = min(run_config.max_len, positions)
+    run_config = replace(run_config, path=setup.draft, device=devices.draft, max_len=max_len)
     return DraftModelProposer(
-        load("engine.draft", own, MAX_WIDTH, setup.config),
+        load("engine.draft", run_config, MAX_WIDTH, setup.config),
         limits.max_sequences,
         limits.max_draft_len,
         reuses_prefixes=limits.reuse_prefixes,
@@ -202,12 +204,12 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
     )
 
 
-def _eagle_runner(head: EagleHead, own: RunnerConfig, runtime: str) -> Runner:
+def _eagle_runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Runner:
     if runtime == PYTORCH:
-        return EagleRunner(head, own)
+        return EagleRunner(head, run_config)
     from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
 
-    return OpenVinoEagleRunner(head, own)
+    return OpenVinoEagleRunner(head, run_config)
 
 
 def _measured(
@@ -218,9 +220,9 @@ def _measured(
     drafting = setup.draft if setup.eagle is None else setup.eagle.folder
     about = _about(target, drafter) + (", with states" if setup.medusa is not None else "")
     identity = [
-        fingerprint(setup.own.path),
+        fingerprint(setup.run_config.path),
         fingerprint(drafting) if drafting else "no draft",
-        f"{setup.devices.kinds}, {runner.config.dtype}, {setup.own.num_threads} threads",
+        f"{setup.devices.kinds}, {runner.config.dtype}, {setup.run_config.num_threads} threads",
         about,
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
@@ -235,7 +237,7 @@ def _measured(
 
 
 def _about(target: TorchTarget, drafter: DraftModelProposer | None) -> str:
-    return "; ".join(one.runner.about for one in (target, drafter) if one is not None)
+    return "; ".join(model.runner.about for model in (target, drafter) if model is not None)
 
 
 def _engine(
@@ -246,35 +248,35 @@ def _engine(
     stored_at: Path | None,
 ) -> Engine:
     """The engine with its proposers, by the names that requests use."""
-    own, limits, used = setup.own, setup.limits, target.runner.config
+    run_config, limits, used = setup.run_config, setup.limits, target.runner.config
     proposers: dict[str, Proposer] = {}
     if drafter is not None:
         proposers[DRAFT_MODEL if setup.eagle is None else HEADS] = drafter
     if setup.medusa is not None:
         proposers[HEADS] = HeadsProposer(setup.medusa, limits.max_sequences, limits.max_draft_len)
-    about, dtype = _about(target, drafter), dtype_text(own.dtype, used.dtype)
+    about, dtype = _about(target, drafter), dtype_text(run_config.dtype, used.dtype)
     logger.info(
         "%s on %s: %s, %s, %d threads",
-        own.path.name,
+        run_config.path.name,
         setup.devices,
         dtype,
         about,
-        own.num_threads,
+        run_config.num_threads,
     )
-    log_unused_defaults(own.path)
+    log_unused_defaults(run_config.path)
     return Engine(
         tokenizer=setup.tokenizer,
-        end_tokens=end_tokens(own.path, own.vocab_size, setup.tokenizer),
+        end_tokens=end_tokens(run_config.path, run_config.vocab_size, setup.tokenizer),
         target=target,
         proposers=proposers,
         cost=cost,
         profile_path=stored_at,
         kernels=about,
         facts={
-            "model": own.path.name,
+            "model": run_config.path.name,
             "dtype": dtype,
             "runtime": target.runner.runtime + used.weights_text + used.cache_text,
-            "threads": own.num_threads,
+            "threads": run_config.num_threads,
         },
     )
 

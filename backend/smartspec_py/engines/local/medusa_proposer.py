@@ -43,7 +43,7 @@ class _Guesses(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _HeadsSequence:
     """state: [hidden_size], from which the last token was drawn. history: for sampling; None if it
     does not depend on earlier tokens, or if nothing was drafted yet. guesses: the last ones."""
 
@@ -81,7 +81,7 @@ class HeadsProposer(Proposer):
     def __init__(self, heads: MedusaHeads, max_sequences: int, longest: int) -> None:
         """longest: the most tokens of a draft."""
         self.heads = heads
-        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._sequences: dict[SequenceId, _HeadsSequence] = {}
         self._capabilities = ProposerCapabilities(
             max_draft_len=min(heads.num_heads, longest),
             has_passes=False,
@@ -137,7 +137,7 @@ class HeadsProposer(Proposer):
         if hidden is None or not len(hidden):
             return
         state = hidden[-1].float().clone()
-        known = self._sequences.setdefault(sequence, _Sequence(state))
+        known = self._sequences.setdefault(sequence, _HeadsSequence(state))
         known.state = state
 
     def release(self, sequence: SequenceId) -> None:
@@ -158,7 +158,7 @@ class HeadsProposer(Proposer):
         """Seconds to draft for so many sequences. For sampled text it takes longer, so this is the
         mean of greedy and sampled text, each the fastest of some calls."""
         state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
-        self._sequences = {sequence: _Sequence(state) for sequence in range(num_sequences)}
+        self._sequences = {sequence: _HeadsSequence(state) for sequence in range(num_sequences)}
         longest = self._capabilities.max_draft_len
         found = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):

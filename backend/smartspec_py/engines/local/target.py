@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Sequence(CachedSequence):
+class _TargetSequence(CachedSequence):
     """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the row
     holds all of them but the last."""
 
@@ -59,7 +59,7 @@ class _Item:
     num_again: int = 0
 
 
-class TorchTarget(CachedModel[_Sequence]):
+class TorchTarget(CachedModel[_TargetSequence]):
     """A Hugging Face causal language model as a `Target`."""
 
     def __init__(
@@ -93,7 +93,7 @@ class TorchTarget(CachedModel[_Sequence]):
         history = history_of(sampling, num_prompt, grammar)
         if history is not None:
             history.extend(known)
-        self._sequences[sequence] = _Sequence(row, history, known, num_prompt, sampling)
+        self._sequences[sequence] = _TargetSequence(row, history, known, num_prompt, sampling)
         return row.num_cached
 
     def submit(self, work: Sequence[Work]) -> None:

@@ -51,7 +51,7 @@ class _Index:
 
     ends: tuple[tuple[int, dict[tuple[int, ...], int]], ...]
     num_known: int = 0
-    found: int = NOT_FOUND
+    match_end: int = NOT_FOUND
     cohort: str = DISAGREED
 
 
@@ -96,11 +96,11 @@ class PromptLookupProposer(Proposer):
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
         """See `Proposer`. The result of the last lookup of these tokens is reused."""
-        found = self._find(sequence, tokens)
-        if found == NOT_FOUND:
+        match_end = self._find(sequence, tokens)
+        if match_end == NOT_FOUND:
             return 0, 0
         num = min(len(generated), self._capabilities.max_draft_len)
-        pairs = zip(_following(tokens, found, num), generated, strict=False)
+        pairs = zip(_following(tokens, match_end, num), generated, strict=False)
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return num, num_right
 
@@ -118,10 +118,10 @@ class PromptLookupProposer(Proposer):
         assert 0 <= task.draft_len <= self._capabilities.max_draft_len, "more than max_draft_len"
         if task.draft_len == 0:
             return Draft()
-        found = self._find(task.sequence, task.tokens)
-        if found == NOT_FOUND:
+        match_end = self._find(task.sequence, task.tokens)
+        if match_end == NOT_FOUND:
             return Draft()
-        following = _following(task.tokens, found, task.draft_len)
+        following = _following(task.tokens, match_end, task.draft_len)
         del following[task.sampling.num_before_end(following) + 1 :]
         return Draft(tuple(following))
 
@@ -134,12 +134,12 @@ class PromptLookupProposer(Proposer):
             assert index.num_known < len(tokens), f"sequence {sequence} lost tokens"
             _add(index, tokens)
             _match(index, tokens)
-        return index.found
+        return index.match_end
 
 
-def _following(tokens: Sequence[int], found: int, num: int) -> list[int]:
-    following = list(tokens[found : found + num])
-    period = len(tokens) - found
+def _following(tokens: Sequence[int], match_end: int, num: int) -> list[int]:
+    following = list(tokens[match_end : match_end + num])
+    period = len(tokens) - match_end
     while len(following) < num:
         following.append(following[-period])
     return following
@@ -158,18 +158,20 @@ def _add(index: _Index, tokens: Sequence[int]) -> None:
 
 def _match(index: _Index, tokens: Sequence[int]) -> None:
     """Find the longest match. Short tails come first: if one never occurred, no longer one did."""
-    found, length = NOT_FOUND, 0
+    match_end, length = NOT_FOUND, 0
     for n, ends in index.ends:
         end = ends.get(tuple(tokens[-n:]))
         if end is None:
             break
-        found, length = end, n
-    index.found = abs(found)
-    index.cohort = _agreed(tokens, found, length) if found > 0 else DISAGREED
+        match_end, length = end, n
+    index.match_end = abs(match_end)
+    index.cohort = _agreed(tokens, match_end, length) if match_end > 0 else DISAGREED
 
 
-def _agreed(tokens: Sequence[int], found: int, length: int) -> str:
+def _agreed(tokens: Sequence[int], match_end: int, length: int) -> str:
     """The cohort of a match of at least `length` tokens."""
-    while length < min(max(AGREED), found) and tokens[found - length - 1] == tokens[~length]:
+    while (
+        length < min(max(AGREED), match_end) and tokens[match_end - length - 1] == tokens[~length]
+    ):
         length += 1
     return f"{max((n for n in AGREED if n <= length), default=min(AGREED))} tokens"

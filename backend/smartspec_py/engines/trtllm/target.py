@@ -54,7 +54,7 @@ all tokens that a request asks for: 128,256 logits take 0.5 MB per token."""
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _TrtllmSequence:
     """tokens: prompt and generated tokens; each request sends all of them. salt: of its cached
     blocks; None if they are shared with sequences that start with the same tokens. bias: see
     `embedding_bias`."""
@@ -102,7 +102,7 @@ class TrtllmTarget(ExecutorModel):
         )
         self._num_logits = num_logits or capabilities.vocab_size
         self.capabilities = capabilities
-        self._held: dict[SequenceId, _Sequence] = {}
+        self._held: dict[SequenceId, _TrtllmSequence] = {}
         self._in_flight: dict[SequenceId, _InFlight] = {}
         self._sequence_of: dict[int, SequenceId] = {}
         self._refused: list[Event] = []
@@ -120,7 +120,7 @@ class TrtllmTarget(ExecutorModel):
         known = list(map(int, tokens))  # the bindings do not convert NumPy integers
         salt = None if reuses_prefix else cache_salt(sequence)
         bias = embedding_bias(sampling, self._num_logits)
-        self._held[sequence] = _Sequence(known, num_prompt, sampling, salt, bias)
+        self._held[sequence] = _TrtllmSequence(known, num_prompt, sampling, salt, bias)
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -151,7 +151,7 @@ class TrtllmTarget(ExecutorModel):
             self._refused.append(Event(work.sequence, failure=failure))
             return None
 
-    def _request(self, work: Work, sequence: _Sequence) -> Any:
+    def _request(self, work: Work, sequence: _TrtllmSequence) -> Any:
         bindings, drafts = self._bindings, None
         if isinstance(work, Verify):
             tokens = list(map(int, work.drafts))
@@ -226,7 +226,9 @@ class TrtllmTarget(ExecutorModel):
         del self._in_flight[flight.work.sequence]
         del self._sequence_of[flight.request_id]
 
-    def _finish(self, flight: _InFlight, state: _Sequence, result: Any) -> FinishReason | None:
+    def _finish(
+        self, flight: _InFlight, state: _TrtllmSequence, result: Any
+    ) -> FinishReason | None:
         """LENGTH after all requested tokens ends only the work; after fewer, the sequence."""
         reasons, reason = self._bindings.FinishReason, result.finish_reasons[0]
         if reason in (reasons.END_ID, reasons.STOP_WORDS):
@@ -246,7 +248,7 @@ class TrtllmTarget(ExecutorModel):
         del self._held[sequence]
 
 
-def _num_asked(work: Work, sequence: _Sequence) -> int:
+def _num_asked(work: Work, sequence: _TrtllmSequence) -> int:
     """max_tokens of the request for this work. A burst ends where end tokens become allowed, and
     is short if it returns logits."""
     if isinstance(work, Decode):

@@ -101,7 +101,7 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
         rule = f"a whole number in 1..{target.vocab_size}, the tokens of the target"
         raise wrong_field(str(folder), "draft_vocab_size", num_drafted, rule)
     layer_ids = _layer_ids(folder, document, nested, target.num_hidden_layers)
-    if not all(0 <= one < target.num_hidden_layers for one in layer_ids):
+    if not all(0 <= layer_id < target.num_hidden_layers for layer_id in layer_ids):
         raise ModelError(
             f"{folder}: the head reads the inputs of the layers {layer_ids}, but the target has "
             f"layers 0 to {target.num_hidden_layers - 1}: set {LAYER_IDS} in its config.json"
@@ -142,9 +142,9 @@ def _layer_ids(
     whose outputs are read, which are one lower."""
     for part, added in ((document, 0), (nested, 1)):
         if ids := part.get(LAYER_IDS):
-            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+            if not isinstance(ids, list) or not all(type(layer_id) is int for layer_id in ids):
                 raise wrong_field(str(folder), LAYER_IDS, ids, "a list of numbers of layers")
-            return tuple(one + added for one in ids)
+            return tuple(layer_id + added for layer_id in ids)
     return (2, num_layers // 2, num_layers - 3)
 
 
@@ -220,58 +220,60 @@ class EagleHead(torch.nn.Module):
             attention=PassAttention(packed, cache),
         )
         residual = normed if self.of.norm_before_residual else states
-        own = (residual + attended[0]).index_select(0, packed.wanted)
-        own = own + layer.mlp(layer.post_attention_layernorm(own))
-        normed = self.parts.norm(own)
+        states = (residual + attended[0]).index_select(0, packed.wanted)
+        states = states + layer.mlp(layer.post_attention_layernorm(states))
+        normed = self.parts.norm(states)
         logits = self.all_logits(self.parts.lm_head(normed).float())
-        return logits, normed if self.of.norm_output else own
+        return logits, normed if self.of.norm_output else states
 
     def all_logits(self, drafted: torch.Tensor) -> torch.Tensor:
         """Logits of the target's vocabulary. Tokens that the head lacks are never drafted."""
         if self.token_ids is None:
             return drafted
-        found = drafted.new_full((len(drafted), self.config.vocab_size), -torch.inf)
-        found[:, self.token_ids] = drafted
-        return found
+        logits = drafted.new_full((len(drafted), self.config.vocab_size), -torch.inf)
+        logits[:, self.token_ids] = drafted
+        return logits
 
 
-def load_eagle(config: EagleConfig, own: RunnerConfig) -> EagleHead:
+def load_eagle(config: EagleConfig, run_config: RunnerConfig) -> EagleHead:
     """Load the head of a target.
 
-    own: how it is run; `path` is the directory of the target. Raises ModelError, which names what
-    does not fit.
+    run_config: how it is run; `path` is the directory of the target. Raises ModelError, which names
+    what does not fit.
     """
-    folder, target = config.folder, load_config(own.path, own.max_len)
+    folder, target = config.folder, load_config(run_config.path, run_config.max_len)
     stored = load_tensors(folder, FILES, "EAGLE head")
-    tensors = {name.replace("midlayer.", "layers.0."): one for name, one in stored.items()}
+    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in stored.items()}
     if len(tensors) < len(stored):
         raise ModelError(f"{folder} has tensors of both midlayer and layers.0: use another head")
     token_ids = _token_ids(folder, tensors, config.num_drafted, target.vocab_size)
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(NOT_WEIGHTS)}
     for name, names in (("embed_tokens", EMBEDDING_NAMES), ("lm_head", LM_HEAD_NAMES)):
         if f"{name}.weight" not in weights:
-            of_target = target_tensor(folder, own.path, names, name)
+            of_target = target_tensor(folder, run_config.path, names, name)
             weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
-    config.layer.vocab_size = min(own.vocab_size, target.vocab_size)
+    config.layer.vocab_size = min(run_config.vocab_size, target.vocab_size)
     module = _module(config, target)
     for name, tensor in weights.items():
         check_type(name, tensor.dtype, folder)
-    placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
+    placed = {
+        name: tensor.to(run_config.device, run_config.dtype) for name, tensor in weights.items()
+    }
     for name, tensor in placed.items():
-        check_finite(name, tensor, own.dtype, folder)
+        check_finite(name, tensor, run_config.dtype, folder)
     try:
         module.load_state_dict(placed, assign=True)
     except RuntimeError as error:
         # PyTorch names missing and unknown weights, and those of other shapes.
-        found = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise ModelError(
-            f"{folder}: the weights are not those of an EAGLE-3 head for this target ({found})"
+            f"{folder}: the weights are not those of an EAGLE-3 head for this target ({reason})"
         ) from error
-    ids = token_ids[token_ids < own.vocab_size].to(own.device)
-    rows = module.lm_head.weight.detach()[(token_ids < own.vocab_size).to(own.device)]
+    ids = token_ids[token_ids < run_config.vocab_size].to(run_config.device)
+    rows = module.lm_head.weight.detach()[(token_ids < run_config.vocab_size).to(run_config.device)]
     module.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
-    has_all = ids.tolist() == list(range(own.vocab_size))
-    head = EagleHead(module, config, None if has_all else ids).to(own.device)
+    has_all = ids.tolist() == list(range(run_config.vocab_size))
+    head = EagleHead(module, config, None if has_all else ids).to(run_config.device)
     return head.eval()
 
 
@@ -290,13 +292,13 @@ def _token_ids(
             f"{folder}: d2t has {' x '.join(map(str, offsets.shape))} entries, but needs "
             f"{num_drafted}"
         )
-    found = torch.arange(num_drafted) + offsets.long()
-    if not (int(found.min()) >= 0 and int(found.max()) < vocab_size):
+    tokens = torch.arange(num_drafted) + offsets.long()
+    if not (int(tokens.min()) >= 0 and int(tokens.max()) < vocab_size):
         raise ModelError(
-            f"{folder}: d2t has tokens {int(found.min())} to {int(found.max())}, but the target "
+            f"{folder}: d2t has tokens {int(tokens.min())} to {int(tokens.max())}, but the target "
             f"has {vocab_size} tokens: use a head that was trained for this target"
         )
-    drafted = sorted(found.tolist())
+    drafted = sorted(tokens.tolist())
     # The mask t2d may be padded in another way.
     known = tensors["t2d"].nonzero().flatten().tolist() if "t2d" in tensors else drafted
     if drafted != known or len(set(drafted)) < num_drafted:
@@ -304,7 +306,7 @@ def _token_ids(
             f"{folder}: d2t must have the tokens of t2d, each once, as differences to 0, 1, 2, ..: "
             "use another head"
         )
-    return found
+    return tokens
 
 
 def _module(config: EagleConfig, target: Any) -> Any:

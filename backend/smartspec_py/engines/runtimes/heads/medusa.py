@@ -63,17 +63,17 @@ class MedusaHeads:
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """states [n, H] after the last norm -> [n, num_heads, vocab_size], float32. Head i guesses
         the token i + 2 positions after that of the state."""
-        found = []
+        guesses = []
         for blocks in self._blocks:
             guessed = states.to(self._lm_heads[0].dtype)
             for weight, bias in blocks:
                 guessed = guessed + F.silu(F.linear(guessed, weight, bias))
-            found.append(guessed)
-        if all(one is self._lm_heads[0] for one in self._lm_heads):
-            logits = F.linear(torch.stack(found, dim=1), self._lm_heads[0]).float()
+            guesses.append(guessed)
+        if all(head is self._lm_heads[0] for head in self._lm_heads):
+            logits = F.linear(torch.stack(guesses, dim=1), self._lm_heads[0]).float()
         else:
-            pairs = zip(found, self._lm_heads, strict=True)
-            logits = torch.stack([F.linear(one, head) for one, head in pairs], dim=1).float()
+            pairs = zip(guesses, self._lm_heads, strict=True)
+            logits = torch.stack([F.linear(guess, head) for guess, head in pairs], dim=1).float()
         if self._token_ids is None:
             return logits
         whole = logits.new_full((*logits.shape[:2], self.vocab_size), -torch.inf)
@@ -81,14 +81,14 @@ class MedusaHeads:
         return whole
 
 
-def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
+def load_heads(folder: Path, run_config: RunnerConfig) -> MedusaHeads:
     """Load the heads of a target.
 
-    own: how the target runs; logits beyond its `vocab_size` are removed. Raises ModelError, which
-    names what does not fit.
+    run_config: how the target runs; logits beyond its `vocab_size` are removed. Raises ModelError,
+    which names what does not fit.
     """
     tensors = load_tensors(folder, FILES, "Medusa heads")
-    target = load_config(own.path, own.max_len)
+    target = load_config(run_config.path, run_config.max_len)
     for name, tensor in tensors.items():
         if not TOKEN_MAP.match(name):
             check_type(name, tensor.dtype, folder)
@@ -96,22 +96,22 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     if not blocks or sorted(blocks) != list(range(len(blocks))):
         raise ModelError(f"{folder} has no Medusa heads: {FILES[0]} must have tensors of heads 0..")
     known = (BLOCK, LM_HEAD, TOKEN_MAP)
-    if others := [name for name in tensors if not any(one.match(name) for one in known)]:
+    if others := [name for name in tensors if not any(pattern.match(name) for pattern in known)]:
         raise ModelError(f"{folder} has the tensor {others[0]}, which Medusa heads do not have")
-    num_rows, num_kept, token_ids = target.vocab_size, own.vocab_size, None
+    num_rows, num_kept, token_ids = target.vocab_size, run_config.vocab_size, None
     if "token_map" in tensors:
-        token_ids = _token_map(folder, tensors["token_map"], own).to(own.device)
+        token_ids = _token_map(folder, tensors["token_map"], run_config).to(run_config.device)
         num_rows = num_kept = len(token_ids)
     _check(folder, blocks, lm_heads, (num_rows, target.hidden_size))
     lm_heads = {head: rows[:num_kept] for head, rows in lm_heads.items()}
     if not lm_heads:
-        shared = target_tensor(folder, own.path, LM_HEAD_NAMES, "LM heads")[:num_kept]
+        shared = target_tensor(folder, run_config.path, LM_HEAD_NAMES, "LM heads")[:num_kept]
         lm_heads = dict.fromkeys(blocks, shared)
 
     @cache
     def placed(tensor: torch.Tensor) -> torch.Tensor:
         """On the device. Heads that share a tensor share its copy."""
-        return tensor.to(own.device, own.dtype)
+        return tensor.to(run_config.device, run_config.dtype)
 
     return MedusaHeads(
         [
@@ -119,19 +119,19 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
             for _, layers in sorted(blocks.items())
         ],
         [placed(lm_heads[head]) for head in sorted(blocks)],
-        own.vocab_size,
+        run_config.vocab_size,
         token_ids,
     )
 
 
-def _token_map(folder: Path, stored: torch.Tensor, own: RunnerConfig) -> torch.Tensor:
-    found = stored.flatten().tolist()
-    if stored.ndim != 1 or not found or len(set(found)) < len(found):
+def _token_map(folder: Path, stored: torch.Tensor, run_config: RunnerConfig) -> torch.Tensor:
+    tokens = stored.flatten().tolist()
+    if stored.ndim != 1 or not tokens or len(set(tokens)) < len(tokens):
         raise ModelError(f"{folder}: token_map must have tokens, each once: use other heads")
-    if wrong := [one for one in found if one not in range(own.vocab_size)]:
+    if wrong := [token for token in tokens if token not in range(run_config.vocab_size)]:
         raise ModelError(
-            f"{folder}: token_map has token {wrong[0]}, but {own.path.name} has "
-            f"{own.vocab_size} tokens: use heads that were trained for this target"
+            f"{folder}: token_map has token {wrong[0]}, but {run_config.path.name} has "
+            f"{run_config.vocab_size} tokens: use heads that were trained for this target"
         )
     return stored.long()
 
@@ -146,10 +146,10 @@ def _parted(
     parts: dict[str, dict[tuple[int, int], torch.Tensor]] = {"weight": {}, "bias": {}}
     lm_heads, blocks = {}, _Blocks()
     for name, tensor in tensors.items():
-        if found := BLOCK.match(name):
-            parts[found[3]][int(found[1]), int(found[2])] = tensor
-        elif found := LM_HEAD.match(name):
-            lm_heads[int(found[1])] = tensor
+        if match := BLOCK.match(name):
+            parts[match[3]][int(match[1]), int(match[2])] = tensor
+        elif match := LM_HEAD.match(name):
+            lm_heads[int(match[1])] = tensor
     for (head, layer), weight in parts["weight"].items():
         if weight.ndim != 2:
             raise ModelError(

@@ -41,15 +41,15 @@ class _HeadGraph(DecoderGraph):
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
         both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]
         attended = self._attention(0, name, layer, op.concat(both, -1))
-        own = op.add(normed if model.of.norm_before_residual else states, attended)
-        own = op.gather(own, self.inputs["wanted"], _int(0))
+        states_out = op.add(normed if model.of.norm_before_residual else states, attended)
+        states_out = op.gather(states_out, self.inputs["wanted"], _int(0))
         before_mlp = self._norm(
-            f"{name}.post_attention_layernorm", layer.post_attention_layernorm, own
+            f"{name}.post_attention_layernorm", layer.post_attention_layernorm, states_out
         )
-        own = op.add(own, self._mlp(name, layer.mlp, before_mlp))
-        normed = self._norm("norm", parts.norm, own)
+        states_out = op.add(states_out, self._mlp(name, layer.mlp, before_mlp))
+        normed = self._norm("norm", parts.norm, states_out)
         logits = self._linear(["lm_head"], normed)
-        return self._model([logits, normed if model.of.norm_output else own])
+        return self._model([logits, normed if model.of.norm_output else states_out])
 
     def fusion(self, model: EagleHead) -> ov.Model:
         """`EagleHead.fuse`."""
@@ -101,18 +101,18 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         given = self._states.given(inputs).float().numpy()
         request = self._copies[0].request
         request.set_tensor(STATES, ov.Tensor(given))
-        ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
+        ends = np.cumsum([len(row.tokens) for row in inputs]).tolist()
         wanted = [
             token
-            for one, end in zip(inputs, ends, strict=True)
-            for token in range(end - one.num_logits, end)
+            for row, end in zip(inputs, ends, strict=True)
+            for token in range(end - row.num_logits, end)
         ]
         num = len(wanted)
         self._set_inputs(request, inputs, wanted or [0])  # some operators fail with no rows
         drafted = torch.empty(max(1, num), self._num_drafted)
         states = torch.empty(max(1, num), self._hidden_size)
-        for i, one in enumerate((drafted, states)):
-            request.set_output_tensor(i, ov.Tensor(one.numpy(), shared_memory=True))
+        for i, result in enumerate((drafted, states)):
+            request.set_output_tensor(i, ov.Tensor(result.numpy(), shared_memory=True))
         request.infer(share_outputs=True)
         self._states.keep(inputs, states[:num])
         self.passes_s += time.perf_counter() - start

@@ -100,7 +100,7 @@ class DecoderGraph:
         rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
         types = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
         self.rotations = {
-            one: self._by_position(rotation_table(rotary, max_len, one)) for one in types
+            kind: self._by_position(rotation_table(rotary, max_len, kind)) for kind in types
         }
 
     def build(
@@ -130,7 +130,7 @@ class DecoderGraph:
 
     def _model(self, wanted: Sequence[Any]) -> ov.Model:
         """wanted: the results, [N, 1, width] each."""
-        results = [op.result(op.squeeze(one, _int(1))) for one in wanted]
+        results = [op.result(op.squeeze(result, _int(1))) for result in wanted]
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
@@ -176,7 +176,11 @@ class DecoderGraph:
 
     def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
         """Queries, keys and values, [N, 1, heads * D] each."""
-        parts = ["qkv_proj"] if hasattr(attention, "qkv_proj") else [f"{one}_proj" for one in "qkv"]
+        parts = (
+            ["qkv_proj"]
+            if hasattr(attention, "qkv_proj")
+            else [f"{letter}_proj" for letter in "qkv"]
+        )
         config = self.config
         heads = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
         return self._split(name, parts, normed, [num * self.head_dim for num in heads])
@@ -240,11 +244,11 @@ class DecoderGraph:
 
     def _by_position(self, table: torch.Tensor) -> tuple[int, Any, Any]:
         """From [2, max_len, D / 2]: D / 2, and [N, 1, 1, D] cosines and sines of the tokens."""
-        found = [
-            op.gather(op.constant(one.numpy()), self.inputs["positions"], _int(0))
-            for one in torch.cat([table, table], dim=-1).float()
+        tables = [
+            op.gather(op.constant(numbers.numpy()), self.inputs["positions"], _int(0))
+            for numbers in torch.cat([table, table], dim=-1).float()
         ]
-        cos, sin = (op.unsqueeze(op.unsqueeze(one, _int(1)), _int(1)) for one in found)
+        cos, sin = (op.unsqueeze(op.unsqueeze(table, _int(1)), _int(1)) for table in tables)
         return table.shape[-1], cos, sin
 
     def _attend(
@@ -269,7 +273,7 @@ class DecoderGraph:
             # Masks of trees, and where they begin.
             *(op.constant(np.zeros(0, np.uint8)), nothing),
         ]
-        node = _PagedAttentionExtension([one.output(0) for one in operands])
+        node = _PagedAttentionExtension([operand.output(0) for operand in operands])
         info = node.get_rt_info()
         for name in ("k", "v"):
             info[f"num_{name}_heads"] = self.config.num_key_value_heads
@@ -289,7 +293,7 @@ class DecoderGraph:
         """The product with the first num_rows rows of the joined weights, and the bias if there is
         one."""
         parts = self._matrix([f"{name}.weight" for name in names], num_rows, self.most_width)
-        widths = [one.get_output_shape(0)[1] for one in parts]
+        widths = [part.get_output_shape(0)[1] for part in parts]
         inputs = [states]
         if len(parts) > 1:
             inputs = op.variadic_split(states, _int(-1), _ints(*widths)).outputs()
@@ -314,24 +318,26 @@ class DecoderGraph:
             return self._int8(self.weights.int8(*names), num_rows, most_width)
         return self._int4(self.weights.int4(self.group, *names), most_width)
 
-    def _int8(self, found: Compressed, num_rows: int | None, most_width: int | None) -> list[Any]:
-        scale = op.constant(found.scale[:num_rows].numpy())
+    def _int8(self, weight: Compressed, num_rows: int | None, most_width: int | None) -> list[Any]:
+        scale = op.constant(weight.scale[:num_rows].numpy())
         parts = []
-        for columns in _columns(found.values.shape[1], most_width):
-            values = found.values[:num_rows, columns].contiguous()
+        for columns in _columns(weight.values.shape[1], most_width):
+            values = weight.values[:num_rows, columns].contiguous()
             integers = self._constant(values, values.shape, ov.Type.i8)
             parts.append(op.multiply(op.convert(integers, np.float32), scale))
         return parts
 
-    def _int4(self, found: Compressed, most_width: int | None) -> list[Any]:
-        num_out, num_groups, _ = found.scale.shape
+    def _int4(self, weight: Compressed, most_width: int | None) -> list[Any]:
+        num_out, num_groups, _ = weight.scale.shape
         parts = []
         for columns in _columns(num_groups * self.group, most_width, self.group):
-            values = found.values[:, columns.start // 2 : columns.stop // 2].contiguous()
+            values = weight.values[:, columns.start // 2 : columns.stop // 2].contiguous()
             groups = slice(columns.start // self.group, columns.stop // self.group)
             num = groups.stop - groups.start
             integers = self._constant(values, (num_out, num, self.group), ov.Type.u4)
-            zero, scale = (op.constant(one[:, groups].numpy()) for one in (found.zero, found.scale))
+            zero, scale = (
+                op.constant(numbers[:, groups].numpy()) for numbers in (weight.zero, weight.scale)
+            )
             shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
             shape = _ints(num_out, num * self.group)
             parts.append(op.reshape(op.multiply(shifted, scale), shape, special_zero=False))
@@ -340,7 +346,7 @@ class DecoderGraph:
     @property
     def num_bytes(self) -> int:
         """Of the weights."""
-        return sum(one.byte_size for one in self.memory if isinstance(one, ov.Tensor))
+        return sum(tensor.byte_size for tensor in self.memory if isinstance(tensor, ov.Tensor))
 
     def _constant(self, numbers: torch.Tensor, shape: Sequence[int], dtype: ov.Type) -> Any:
         """A constant on the memory of the numbers, which may hold several values in a byte."""
@@ -385,7 +391,9 @@ def _marked() -> ov.Model:
 
 
 def _conversion(model: ov.Model) -> Any:
-    return next(one for one in model.get_ordered_ops() if one.get_type_name() == "Convert")
+    return next(
+        operator for operator in model.get_ordered_ops() if operator.get_type_name() == "Convert"
+    )
 
 
 def _parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:

@@ -160,7 +160,7 @@ class OpenVinoRunner(Runner):
             most_width=MOST_WIDTH if is_bounded else None,
         )
         built, self._memory = self._build(graph, model), graph.memory
-        num_parameters = sum(one.numel() for one in model.parameters())
+        num_parameters = sum(weight.numel() for weight in model.parameters())
         num_layers = len(model.model.layers)
         wanted = num_layers * PARAMETERS_PER_LAYER // max(1, num_parameters)
         self._most_padding = min(MOST_PADDING, wanted)
@@ -168,9 +168,9 @@ class OpenVinoRunner(Runner):
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
         compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
         self.compiled = compiled[0]
-        self._copies = [_Copy(one.create_infer_request()) for one in compiled]
+        self._copies = [_Copy(graph.create_infer_request()) for graph in compiled]
         """The one whose last pass was first comes first."""
-        self._places = {one.any_name: i for i, one in enumerate(self.compiled.inputs)}
+        self._places = {parameter.any_name: i for i, parameter in enumerate(self.compiled.inputs)}
         """The index of each input. OpenVINO takes 2 us longer to find it."""
         self._hidden_size: int = model.config.hidden_size
         self.cache = BlockCache(self.compiled, model, config)
@@ -204,23 +204,23 @@ class OpenVinoRunner(Runner):
         of several tokens. See MOST_TOKENS."""
         first: list[tuple[int, RowInput]] = []
         second: list[tuple[int, RowInput]] = []
-        for index, one in enumerate(inputs):
-            if 1 < one.num_prompt < len(one.tokens):
-                prompt, rest = _cut(one, one.num_prompt)
+        for index, row in enumerate(inputs):
+            if 1 < row.num_prompt < len(row.tokens):
+                prompt, rest = _cut(row, row.num_prompt)
                 first.append((index, prompt))
                 second.append((index, rest))
             else:
-                first.append((index, one))
+                first.append((index, row))
         return _bounded(first, self._most_tokens) + _bounded(second, self._most_tokens)
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
-        parts = [part for one in inputs for part in _parts(one)]
-        ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
+        parts = [part for row in inputs for part in _parts(row)]
+        ends = np.cumsum([len(row.tokens) for row in inputs]).tolist()
         wanted = [
             token
-            for one, end in zip(inputs, ends, strict=True)
-            for token in range(end - one.num_logits, end)
+            for row, end in zip(inputs, ends, strict=True)
+            for token in range(end - row.num_logits, end)
         ]
         if ends[-1] == 1:
             parts *= 2
@@ -248,20 +248,20 @@ class OpenVinoRunner(Runner):
     def ready_sizes(self) -> Collection[int]:
         """With padding. A lone token is computed twice."""
         paddings = range(self._most_padding + 1)
-        sizes = {one.num_tokens - padding for one in self._copies for padding in paddings}
+        sizes = {copy.num_tokens - padding for copy in self._copies for padding in paddings}
         return sizes | {1} if 2 in sizes else sizes
 
     def _copy_for(self, num_tokens: int) -> _Copy:
         """The copy for a pass of so many tokens: one of that size or little more, or else the one
         that was not used for the longest time."""
         most = num_tokens + self._most_padding
-        fitting = [one for one in self._copies if num_tokens <= one.num_tokens <= most]
-        found = min(fitting, key=attrgetter("num_tokens"), default=self._copies[0])
+        fitting = [copy for copy in self._copies if num_tokens <= copy.num_tokens <= most]
+        chosen = min(fitting, key=attrgetter("num_tokens"), default=self._copies[0])
         if not fitting:
-            found.num_tokens = num_tokens
-        self._copies.remove(found)
-        self._copies.append(found)
-        return found
+            chosen.num_tokens = num_tokens
+        self._copies.remove(chosen)
+        self._copies.append(chosen)
+        return chosen
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
@@ -280,16 +280,16 @@ class OpenVinoRunner(Runner):
     def _set_inputs(
         self, request: ov.InferRequest, parts: Sequence[RowInput], wanted: Sequence[int]
     ) -> None:
-        starts = [one.position - one.first for one in parts]
-        ends = [start + len(one.tokens) for start, one in zip(starts, parts, strict=True)]
-        blocks = [self.cache.blocks(one.row, end) for one, end in zip(parts, ends, strict=True)]
+        starts = [part.position - part.first for part in parts]
+        ends = [start + len(part.tokens) for start, part in zip(starts, parts, strict=True)]
+        blocks = [self.cache.blocks(part.row, end) for part, end in zip(parts, ends, strict=True)]
         given: dict[str, Any] = {
-            "token_ids": [token for one in parts for token in one.tokens],
-            "positions": [position for one in parts for position in one.positions],
+            "token_ids": [token for part in parts for token in part.tokens],
+            "positions": [position for part in parts for position in part.positions],
             "wanted": wanted,
             "past_lens": starts,
-            "subsequence_begins": np.cumsum([0, *(len(one.tokens) for one in parts)]),
-            "block_indices": [block for found in blocks for block in found],
+            "subsequence_begins": np.cumsum([0, *(len(part.tokens) for part in parts)]),
+            "block_indices": [block for of_part in blocks for block in of_part],
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
             LONGEST: max(ends),
         }
@@ -299,22 +299,24 @@ class OpenVinoRunner(Runner):
 
 def _group(model: Any) -> int:
     """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
-    widths = {one.in_features for one in model.modules() if isinstance(one, torch.nn.Linear)}
+    widths = {
+        module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear)
+    }
     return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
 
 
-def _cut(one: RowInput, num: int) -> tuple[RowInput, RowInput]:
+def _cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
     """The first num tokens of an input, and the others."""
-    num_rest = len(one.tokens) - num
-    num_logits = max(0, one.num_logits - num_rest)
-    num_prompt = min(num, one.num_prompt)
-    head = replace(one, tokens=one.tokens[:num], num_logits=num_logits, num_prompt=num_prompt)
+    num_rest = len(row.tokens) - num
+    num_logits = max(0, row.num_logits - num_rest)
+    num_prompt = min(num, row.num_prompt)
+    head = replace(row, tokens=row.tokens[:num], num_logits=num_logits, num_prompt=num_prompt)
     rest = replace(
-        one,
-        position=one.position + num,
-        tokens=one.tokens[num:],
-        num_logits=one.num_logits - num_logits,
-        num_prompt=one.num_prompt - num_prompt,
+        row,
+        position=row.position + num,
+        tokens=row.tokens[num:],
+        num_logits=row.num_logits - num_logits,
+        num_prompt=row.num_prompt - num_prompt,
     )
     return head, rest
 
@@ -323,27 +325,27 @@ def _bounded(parts: Parts, most: int) -> list[Parts]:
     """The parts in passes of at most so many tokens; those of a prompt at least two at a time."""
     passes: list[Parts] = []
     room = 0
-    for index, one in parts:
-        least = 2 if one.num_prompt > 1 else 1
-        while len(one.tokens) > room:
-            num = min(room, len(one.tokens) - least)
+    for index, part in parts:
+        least = 2 if part.num_prompt > 1 else 1
+        while len(part.tokens) > room:
+            num = min(room, len(part.tokens) - least)
             if num >= least:
-                head, one = _cut(one, num)
+                head, part = _cut(part, num)
                 passes[-1].append((index, head))
             passes.append([])
             room = most
-        passes[-1].append((index, one))
-        room -= len(one.tokens)
+        passes[-1].append((index, part))
+        room -= len(part.tokens)
     return passes
 
 
-def _parts(one: RowInput) -> list[RowInput]:
+def _parts(row: RowInput) -> list[RowInput]:
     """The tokens of an input by attention: those of a prompt together, others one by one."""
-    first = one.num_prompt if one.num_prompt > 1 else 0
-    together = [RowInput(one.row, one.position, one.tokens[:first], 0)] if first else []
+    first = row.num_prompt if row.num_prompt > 1 else 0
+    together = [RowInput(row.row, row.position, row.tokens[:first], 0)] if first else []
     return together + [
-        RowInput(one.row, one.position + i, one.tokens[i : i + 1], 0)
-        for i in range(first, len(one.tokens))
+        RowInput(row.row, row.position + i, row.tokens[i : i + 1], 0)
+        for i in range(first, len(row.tokens))
     ]
 
 
@@ -386,7 +388,7 @@ class BlockCache:
         for name in cache_names(len(model.model.layers)):
             # In 8 bits, each row of a block begins with its scale and zero.
             dtype = compiled.input(name).element_type
-            widths = [one.get_length() for one in list(compiled.input(name).partial_shape)[1:]]
+            widths = [width.get_length() for width in list(compiled.input(name).partial_shape)[1:]]
             shape = ov.Shape([self.num_blocks, *widths])
             num_bytes = math.prod(shape) * dtype.size
             # The system gives each page when it is written, so unused rows take no memory. Large
@@ -413,8 +415,8 @@ class BlockCache:
     def release(self) -> None:
         """Give the memory of all rows back to the system. Their contents are lost."""
         self._occupied = [0] * len(self._occupied)
-        for one in self._maps:
-            one.madvise(mmap.MADV_DONTNEED)
+        for memory in self._maps:
+            memory.madvise(mmap.MADV_DONTNEED)
 
     def drop_row(self, row: int, num_kept: int = 0) -> None:
         """See `RowStore`."""

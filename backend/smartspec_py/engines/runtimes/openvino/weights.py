@@ -39,26 +39,26 @@ class Weights:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
-        self.int8 = cache(lambda *names: _joined([to_int8(self.stored(one)) for one in names]))
+        self.int8 = cache(lambda *names: _joined([to_int8(self.stored(name)) for name in names]))
         """The matrices of these names in 8 bits, as one."""
         self.int4 = cache(
-            lambda group, *names: _joined([to_int4(self.stored(one), group) for one in names])
+            lambda group, *names: _joined([to_int4(self.stored(name), group) for name in names])
         )
         """The matrices of these names in 4 bits, in groups of this size, as one."""
 
     def stored(self, *names: str) -> torch.Tensor:
         """The tensors of these names, joined by their first dimension."""
-        found = [self.tensors[name].detach() for name in names]
-        return found[0].contiguous() if len(found) == 1 else torch.cat(found)
+        tensors = [self.tensors[name].detach() for name in names]
+        return tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _joined(parts: list[Compressed]) -> Compressed:
     if len(parts) == 1:
         return parts[0]
-    zeros = [one.zero for one in parts]
+    zeros = [part.zero for part in parts]
     return Compressed(
-        torch.cat([one.values for one in parts]),
-        torch.cat([one.scale for one in parts]),
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.scale for part in parts]),
         torch.cat(zeros) if zeros[0].ndim else zeros[0],
     )
 
