@@ -35,7 +35,7 @@ MAX_HELD_BYTES = 256 << 20
 MAX_CONNECTIONS = 4096
 """On each port, if the process may open enough files."""
 
-NUM_PORTS = 3
+NUM_PORTS = 4
 
 RESERVED_FILES = 160
 """Files for connections to Triton, for those that are being refused, and for the libraries."""
