@@ -49,6 +49,10 @@ BACKLOG = 64
 MAX_CALLS = 1024
 """Of gRPC at once."""
 
+MAX_UNANSWERED = 256
+"""Requests of gRPC streams that wait for their first response. All streams share it
+evenly, and each may have one."""
+
 MAX_MESSAGE_BYTES = 16 << 20
 """Of gRPC: the longest prompt as text or tokens takes 64 bytes per token, without escapes."""
 
