@@ -89,6 +89,7 @@ NOWHERE = "/no/such/folder/file"
         (f"serve --heads {HEAD.parent}", "engines_build has none of medusa_lm_head.safetensors, "),
         ("serve --http-port 8001 --grpc-port 8001", "the three ports must differ"),
         ("serve --grpc-port 70000", "be in 1..65535"),
+        (f"serve --alias {'a' * 256}", "must be 1 to 200 letters, digits, - and _"),
         ("check --set engine.dtype=int4", "engine.dtype"),
         ("check --draft nowhere", "nowhere does not exist"),
         ("check --temperatures hot", "--temperatures"),

@@ -83,7 +83,12 @@ def running_gateway(
 ) -> Iterator[Address]:
     """Its address. grpc_port, http_port: of Triton. pipe: the lifeline and its other end, for tests
     that write to it. context_len: 0 if the model is not ready."""
-    address = replace(free_address(), triton_grpc_port=grpc_port, triton_http_port=http_port)
+    address = replace(
+        free_address(),
+        triton_grpc_port=grpc_port,
+        triton_http_port=http_port,
+        triton_metrics_port=http_port,
+    )
     lifeline, end = pipe or os.pipe()
     os.write(end, b'{"context_len": %d}\n' % context_len)
     thread = threading.Thread(target=asyncio.run, args=(serve(address, openai, lifeline),))

@@ -336,6 +336,22 @@ def test_other_routes_are_answered_by_triton(gateway: Address) -> None:
                 assert found
 
 
+def test_the_port_of_metrics_serves_them_alone_and_within_limits(gateway: Address) -> None:
+    """Triton 2.51 keeps a body of any size in memory, on this port too."""
+    long = b"a" * (2 << 20)
+    for method, path, sent, status in (
+        ("GET", "/metrics", b"", 200),
+        ("POST", "/metrics", b"", 405),
+        ("GET", "/v2/models/smartspec/config", b"", 404),
+        ("GET", "/metrics", long, 413),
+    ):
+        with connected(gateway.metrics_port) as connection:
+            connection.request(method, path, sent)
+            with connection.getresponse() as response:
+                assert response.status == status
+                assert response.read() == b"/metrics" or status != 200
+
+
 def test_a_request_that_does_not_arrive_is_given_up(
     triton: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from stand_in import StandIn, running_gateway, text
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from smartspec_gateway import grpc_front
 from smartspec_launch.address import Address
 
 WAIT_S = 10.0
@@ -53,6 +55,30 @@ def test_requests_and_responses_pass_unchanged(triton: StandIn, stub: Any) -> No
     assert found == [text("é", id="1"), text("é", id="2")]
     assert metadata == ["true", "true"]
     assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
+
+
+def test_a_stream_passes_few_requests_before_their_responses(
+    triton: StandIn, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three at most, here; a response makes room for one more."""
+    monkeypatch.setattr(grpc_front, "MAX_UNANSWERED", 3)
+    taken: queue.Queue[str] = queue.Queue()
+    may_answer = threading.Event()
+
+    def take(asked: Any, context: Any) -> Iterator[Any]:
+        taken.put(asked.id)
+        if asked.id == "2":
+            may_answer.wait(WAIT_S)
+            yield text("a")
+
+    triton.handler = take
+    call = stub.ModelStreamInfer(request(id=str(number)) for number in range(10))
+    assert [taken.get(timeout=WAIT_S) for _ in range(3)] == ["0", "1", "2"]
+    may_answer.set()
+    assert taken.get(timeout=WAIT_S) == "3"
+    with pytest.raises(queue.Empty):
+        taken.get(timeout=0.3)
+    call.cancel()
 
 
 CLASSIFIED = {"name": "a", "parameters": {"classification": {"int64_param": 2}}}

@@ -42,6 +42,20 @@ def test_a_sigterm_during_the_imports_ends_serve_with_0() -> None:
     assert serve.returncode == 0
 
 
+def test_sighup_interrupts_unless_it_is_ignored() -> None:
+    """`nohup` ignores it, so that a server outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with foreground.signals_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt), foreground.signals_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 class Silent:
     """A server whose gateway hangs."""
 

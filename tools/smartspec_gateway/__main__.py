@@ -25,7 +25,7 @@ from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import BACKLOG, Limits, connections_for
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.triton import Triton
-from smartspec_gateway.v2 import V2
+from smartspec_gateway.v2 import V2, Metrics
 from smartspec_launch.address import Address
 from smartspec_launch.gateway import OpenAi, from_json
 
@@ -53,12 +53,16 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         v2 = V2(triton, session, address.triton_url)
-        servers = [_server(v2, address.host, address.http_port, limits, triton_error)]
+        metrics = Metrics(session, address.triton_metrics_url)
+        servers = [
+            _server(v2, address.host, address.http_port, limits, triton_error),
+            _server(metrics, address.host, address.metrics_port, limits, triton_error),
+        ]
         if openai is not None:
             # Imported here, because it loads tokenizers.
             from smartspec_gateway.openai.app import openai_app, openai_error
 
-            app = openai_app(triton, limits, openai, address.metrics_url)
+            app = openai_app(triton, limits, openai, address.triton_metrics_url)
             host, port = address.host, openai.port
             servers.append(_server(app, host, port, limits, openai_error, openai.cors))
         await grpc_front.start(address.host, address.grpc_port)

@@ -8,7 +8,7 @@ tensors must have none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -19,6 +19,7 @@ from smartspec_gateway.limits import (
     MAX_CALLS,
     MAX_ID_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_UNANSWERED,
     Limits,
     Refused,
 )
@@ -50,6 +51,7 @@ class GrpcFront:
     def __init__(self, triton_url: str, limits: Limits) -> None:
         """triton_url: host:port of Triton's gRPC."""
         self._limits = limits
+        self._num_streams = 0
         self._channel = grpc.aio.insecure_channel(triton_url, options=UNLIMITED)
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=MAX_CALLS,
@@ -100,9 +102,12 @@ class GrpcFront:
             metadata=() if strict is None else ((STRICT[0], strict),)
         )
         refusals: list[Refused] = []
-        feeding = asyncio.ensure_future(self._feed(requests, call, refusals))
+        unanswered = Unanswered()
+        feeding = asyncio.ensure_future(self._feed(requests, call, refusals, unanswered))
+        self._num_streams += 1
         try:
             async for response in call:
+                unanswered.count_response()
                 yield response
         except asyncio.CancelledError:
             if not refusals:
@@ -111,11 +116,16 @@ class GrpcFront:
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details())
         finally:
+            self._num_streams -= 1
             feeding.cancel()
             call.cancel()
 
     async def _feed(
-        self, requests: AsyncIterator[bytes], call: Any, refusals: list[Refused]
+        self,
+        requests: AsyncIterator[bytes],
+        call: Any,
+        refusals: list[Refused],
+        unanswered: Unanswered,
     ) -> None:
         """Pass requests on. A request that is refused ends the stream."""
         try:
@@ -128,12 +138,38 @@ class GrpcFront:
                     await call.write(raw)
                 finally:
                     self._limits.held_bytes -= len(raw)
+                unanswered.num += 1
+                await unanswered.wait_below(lambda: MAX_UNANSWERED // self._num_streams)
             await call.done_writing()
         except Refused as refused:
             refusals.append(refused)
             call.cancel()
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the call has ended, and its reader gets the reason
+
+
+class Unanswered:
+    """The requests of one stream that wait for a response.
+
+    Triton hands all requests of a stream to the model at once, in order, before its queue is
+    checked. Without a bound, one stream holds up all other clients and fills the memory. Which
+    request a response belongs to is not known. Requests with many responses therefore make room for
+    more requests than they should, but each response takes the model some time.
+    """
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._has_changed = asyncio.Event()
+
+    def count_response(self) -> None:
+        self.num = max(0, self.num - 1)
+        self._has_changed.set()
+
+    async def wait_below(self, limit: Callable[[], int]) -> None:
+        """Wait for responses while there are `limit` requests or more, and at least one."""
+        while self.num >= max(1, limit()):
+            self._has_changed.clear()
+            await self._has_changed.wait()
 
 
 def check_request(raw: bytes) -> None:

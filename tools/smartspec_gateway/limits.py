@@ -35,7 +35,7 @@ MAX_HELD_BYTES = 256 << 20
 MAX_CONNECTIONS = 4096
 """On each port, if the process may open enough files."""
 
-NUM_PORTS = 3
+NUM_PORTS = 4
 
 RESERVED_FILES = 160
 """Files for connections to Triton, for those that are being refused, and for the libraries."""
@@ -48,6 +48,10 @@ BACKLOG = 64
 
 MAX_CALLS = 1024
 """Of gRPC at once."""
+
+MAX_UNANSWERED = 256
+"""Requests of gRPC streams that wait for their first response. All streams share it
+evenly, and each may have one."""
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Of gRPC: the longest prompt as text or tokens takes 64 bytes per token, without escapes."""

@@ -1,5 +1,5 @@
-"""Triton's HTTP routes. Generate requests are answered over gRPC, in the JSON of Triton's own
-generate extension. The other routes return what Triton's HTTP port answers.
+"""Triton's HTTP routes and its metrics. Generate requests are answered over gRPC, in the JSON of
+Triton's own generate extension. The other routes return what Triton's HTTP ports answer.
 
 A broken stream ends with an error event and without the end of chunked encoding, so that no client
 takes it for complete. When a client disconnects, its request is cancelled at once.
@@ -33,6 +33,24 @@ LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """Escaped in events, because some clients end a line at them."""
 
 
+class Metrics:
+    """The ASGI application of the port of metrics. url: of Triton's metrics.
+
+    Triton's own port does not bound the size of a request. Without free files, it writes a line of
+    log for each try to accept a connection, which fills the disk.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["raw_path"].decode("ascii", "replace")
+        if path != "/metrics":
+            raise Refused(404, f"{path[:80]}: not served; available is GET /metrics")
+        _check_method(method, "GET")
+        await _forward(self._session, self._url, send)
+
+
 class V2:
     """The ASGI application. session, http_url: for Triton's HTTP port."""
 
@@ -44,20 +62,10 @@ class V2:
         found = _GENERATE.fullmatch(path)
         _check_route(method, path, found is not None)
         if found is None:
-            await self._forward(path, send)
+            await _forward(self._session, self._http_url + path, send)
             return
         body = (await receive())["body"]
         await until_gone(receive, self._generate(found, body, send))
-
-    async def _forward(self, path: str, send: Send) -> None:
-        try:
-            async with self._session.get(self._http_url + path) as response:
-                content_type = response.headers.get("content-type", "application/json")
-                await send_whole(
-                    send, response.status, await response.read(), content_type.encode()
-                )
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            raise Refused(503, "Triton does not answer: it is starting or has ended") from None
 
     async def _generate(self, found: re.Match[str], body: bytes, send: Send) -> None:
         streams = found["route"] == "generate_stream"
@@ -93,11 +101,23 @@ class V2:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+async def _forward(session: aiohttp.ClientSession, url: str, send: Send) -> None:
+    try:
+        async with session.get(url) as response:
+            content_type = response.headers.get("content-type", "application/json")
+            await send_whole(send, response.status, await response.read(), content_type.encode())
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        raise Refused(503, "Triton does not answer: it is starting or has ended") from None
+
+
+def _check_method(method: str, allowed: str) -> None:
+    if method != allowed:
+        raise Refused(405, f"{method}: the method must be {allowed} for this path")
+
+
 def _check_route(method: str, path: str, is_generate: bool) -> None:
     if is_generate or _FORWARDED.fullmatch(path):
-        allowed = "POST" if is_generate else "GET"
-        if method != allowed:
-            raise Refused(405, f"{method}: the method must be {allowed} for this path")
+        _check_method(method, "POST" if is_generate else "GET")
         return
     if _INFER.fullmatch(path):
         raise Refused(501, "infer: the model streams; use generate, generate_stream or gRPC")

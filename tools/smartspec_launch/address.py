@@ -24,8 +24,8 @@ class Address:
     """Where the server listens.
 
     host: loopback by default; set another host to accept connections from other machines.
-    triton_http_port, triton_grpc_port: Triton's own ports, on loopback, behind the gateway. 0: not
-    chosen yet.
+    triton_http_port, triton_grpc_port, triton_metrics_port: Triton's own ports, on loopback, behind
+    the gateway. 0: not chosen yet.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +34,7 @@ class Address:
     metrics_port: int = 8002
     triton_http_port: int = 0
     triton_grpc_port: int = 0
+    triton_metrics_port: int = 0
 
     @property
     def is_loopback(self) -> bool:
@@ -56,6 +57,10 @@ class Address:
     @property
     def triton_grpc_url(self) -> str:
         return f"{LOOPBACK}:{self.triton_grpc_port}"
+
+    @property
+    def triton_metrics_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.triton_metrics_port}/metrics"
 
     @property
     def grpc_url(self) -> str:
@@ -104,7 +109,12 @@ def with_internal_ports(address: Address) -> Address:
     """The same address with free ports for Triton itself."""
     candidates = random.sample(INTERNAL_PORTS, 100)
     free = (port for port in candidates if can_bind(LOOPBACK, port))
-    return replace(address, triton_http_port=next(free), triton_grpc_port=next(free))
+    return replace(
+        address,
+        triton_http_port=next(free),
+        triton_grpc_port=next(free),
+        triton_metrics_port=next(free),
+    )
 
 
 def taken_ports(address: Address) -> list[int]:

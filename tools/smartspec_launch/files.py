@@ -95,8 +95,8 @@ def exposure(address: Address, installation: Installation | None = None) -> str:
     return (
         f"Triton {number} listening on {address.host}: its known remote vulnerabilities "
         "(CVE-2025-23310, -23311, -23319, -23320, -23334, CVE-2026-24207 and others) are fixed in "
-        f"{'.'.join(map(str, FIXED_VERSION))} (release 26.05); attackers could reach its gRPC and "
-        "metrics ports"
+        f"{'.'.join(map(str, FIXED_VERSION))} (release 26.05); the gateway may not "
+        "hold off every attack"
     )
 
 

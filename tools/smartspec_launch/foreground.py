@@ -134,8 +134,11 @@ def _check(server: TritonServer, misses: list[str]) -> None:
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """In the `with` block, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """In the `with` block, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. SIGHUP stays
+    ignored if it is, because `nohup` starts the server so that it outlives the terminal."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield

@@ -1,4 +1,4 @@
-"""The gateway process, which serves all ports in front of Triton but that of metrics."""
+"""The gateway process, which serves all ports in front of Triton."""
 
 from __future__ import annotations
 
@@ -100,9 +100,10 @@ class Gateway:
 
     def is_ready(self) -> bool:
         """Whether all its ports serve the model."""
-        urls = [f"{self._address.http_url}/v2/models/{MODEL_NAME}/ready"]
+        address = self._address
+        urls = [f"{address.http_url}/v2/models/{MODEL_NAME}/ready", address.metrics_url]
         if self._openai is not None:
-            urls.append(self._openai.url(self._address).removesuffix("v1") + "health")
+            urls.append(self._openai.url(address).removesuffix("v1") + "health")
         return all(status_of(url) == 200 for url in urls)
 
     def open(self, context_len: int) -> None:

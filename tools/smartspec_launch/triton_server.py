@@ -396,8 +396,8 @@ def server_command(
         f"--http-port={address.triton_http_port}",
         f"--grpc-address={LOOPBACK}",
         f"--grpc-port={address.triton_grpc_port}",
-        f"--metrics-address={address.host}",
-        f"--metrics-port={address.metrics_port}",
+        f"--metrics-address={LOOPBACK}",
+        f"--metrics-port={address.triton_metrics_port}",
         f"--http-restricted-api={guard}",
         f"--grpc-restricted-protocol={guard}",
     ]

@@ -34,7 +34,7 @@ from smartspec_py.config import ServerConfig, TorchEngineConfig
 from smartspec_py.engines.checkpoints.pair import check_pair_files
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 
-NAME = re.compile(r"[A-Za-z0-9_-]+")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 _ADDRESS = Address()
 _DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
@@ -193,7 +193,7 @@ def _openai(
 def _check_aliases(names: Sequence[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name) or name == MODEL_NAME:
-            rule = f"must be letters, digits, - and _, and not {MODEL_NAME}"
+            rule = f"must be 1 to 200 letters, digits, - and _, and not {MODEL_NAME}"
             fail(f"--alias: got {name!r}, {rule}", USAGE_ERROR)
 
 
