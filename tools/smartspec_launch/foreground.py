@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from smartspec_launch.triton_server import TritonServer
+from smartspec_launch.triton_server import INTERRUPTS, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
 LOOK_S = 0.1
@@ -135,10 +135,9 @@ def _check(server: TritonServer, misses: list[str]) -> None:
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
     """In the `with` block, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    before = [signal.signal(number, signal.default_int_handler) for number in INTERRUPTS]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(INTERRUPTS, before, strict=True):
             signal.signal(number, handler)
