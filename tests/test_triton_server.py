@@ -366,6 +366,26 @@ def test_a_killed_server_leaves_no_process_and_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.triton
+def test_signals_during_a_kill_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user presses Ctrl-C again and again, or a supervisor sends one signal of each kind."""
+    server = start_stand_in(tmp_path)
+    wait_gone = server._link.wait_gone
+
+    def interrupt(timeout_s: float) -> None:
+        for number in triton_server.INTERRUPTS:
+            os.kill(os.getpid(), number)
+        wait_gone(timeout_s)
+
+    monkeypatch.setattr(server._link, "wait_gone", interrupt)
+    with foreground.signals_interrupt():
+        server.kill()
+    assert group_members(server.pid) == []
+    assert list(Path("/dev/shm").glob(f"{server._shm_prefix}*")) == []
+
+
+@pytest.mark.triton
 def test_no_module_is_imported_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

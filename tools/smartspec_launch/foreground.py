@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from smartspec_launch.triton_server import TritonServer
+from smartspec_launch.triton_server import INTERRUPTS, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
 LOOK_S = 0.1
@@ -136,9 +136,8 @@ def _check(server: TritonServer, misses: list[str]) -> None:
 def signals_interrupt() -> Iterator[None]:
     """In the `with` block, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. SIGHUP stays
     ignored if it is, because `nohup` starts the server so that it outlives the terminal."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in INTERRUPTS if not (number is signal.SIGHUP and is_ignored)]
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield

@@ -16,8 +16,9 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +78,9 @@ GONE_S = 1.0
 
 LAST_WORDS_S = 0.7
 """Time for Triton to send the last responses after the backend has failed."""
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that may raise KeyboardInterrupt in the launcher."""
 
 
 class TritonServerError(LaunchError):
@@ -321,29 +325,31 @@ class TritonServer:
             process.wait(EXIT_S + EXIT_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Kill the remaining processes of the group at once, and clean up. Idempotent.
+        """Kill the remaining processes of the group at once, and clean up. Idempotent. Signals do
+        not interrupt it: each stop would otherwise leave what comes after.
 
         If the server crashed or was killed, its stub and their shared memory still exist.
         """
         if self._process is None or self._state is State.STOPPED:
             return
-        was_running = self._process.poll() is None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GONE_S)
-        self._gateway.stop(GONE_S / 2)  # it reports broken streams to its clients
-        self._link.wait_gone(GONE_S)
-        self._link.close()
-        remove_shared_memory(self._shm_prefix)
-        self._ascii_paths.close()
-        os.close(self._lock)
-        code = self._process.poll()
-        if self._state is State.ANSWERED and (was_running or code == EXPIRED):
-            self._exit_code = 0
-        elif code is not None:
-            self._exit_code = _shell_code(code)
-        self._move_to(State.STOPPED)
+        with _uninterrupted():
+            was_running = self._process.poll() is None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GONE_S)
+            self._gateway.stop(GONE_S / 2)  # it reports broken streams to its clients
+            self._link.wait_gone(GONE_S)
+            self._link.close()
+            remove_shared_memory(self._shm_prefix)
+            self._ascii_paths.close()
+            os.close(self._lock)
+            code = self._process.poll()
+            if self._state is State.ANSWERED and (was_running or code == EXPIRED):
+                self._exit_code = 0
+            elif code is not None:
+                self._exit_code = _shell_code(code)
+            self._move_to(State.STOPPED)
 
     def _move_to(self, state: State) -> None:
         """Raises RuntimeError and changes nothing if the transition is not allowed."""
@@ -355,6 +361,20 @@ class TritonServer:
 def _shell_code(code: int) -> int:
     """A process ended by signal s has the code -s in Python, and 128 + s in a shell."""
     return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """In the `with` block, INTERRUPTS are ignored. Only the main thread can be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [signal.signal(number, signal.SIG_IGN) for number in INTERRUPTS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(INTERRUPTS, before, strict=True):
+            signal.signal(number, handler)
 
 
 def server_environment(installation: Installation) -> dict[str, str]:
