@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2
 from smartspec_gateway import protocol
 from smartspec_gateway.v2 import json_of
 from smartspec_launch.address import Address, free_address, responds
-from smartspec_launch.gateway import LEAST_FILES, OpenAi, as_json, check_open_files
+from smartspec_launch.gateway import LEAST_FILES, OpenAi, allow_open_files, as_json
 from smartspec_launch.interpreter import LaunchError
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
@@ -424,7 +424,16 @@ def test_idle_connections_leave_files_for_the_launcher(port: str) -> None:
 def test_few_files_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     with pytest.raises(LaunchError, match="may open 64 files here, and the server needs 256"):
-        check_open_files()
+        allow_open_files()
+
+
+def test_a_low_soft_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton inherits it; with 64 files it never becomes ready."""
+    raised = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    allow_open_files()
+    assert raised == [(4096, 4096)]
 
 
 def test_it_loads_no_model_library() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,24 @@ def code_of(call: Any, *, streams: bool = True) -> tuple[Code, str]:
     except grpc.RpcError as error:
         return error.code(), error.details()
     return Code.OK, ""
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"], ids=["silent", "HTTP/2"]
+)
+def test_idle_connections_are_closed(
+    triton: StandIn, monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    """One that sends nothing, and one that says it speaks HTTP/2. Others need their places."""
+    monkeypatch.setattr(grpc_front, "RECEIVE_S", 0.5)
+    monkeypatch.setattr(grpc_front, "KEEP_ALIVE_S", 0.5)
+    with running_gateway(triton.grpc_port, triton.http_port) as address:
+        place = ("127.0.0.1", address.grpc_port)
+        with socket.create_connection(place, WAIT_S) as idle:
+            idle.sendall(begin)
+            while data := idle.recv(1 << 16):
+                if b"\x07\0\0\0\0\0" in data:  # GOAWAY
+                    break
 
 
 def test_requests_and_responses_pass_unchanged(triton: StandIn, stub: Any) -> None:

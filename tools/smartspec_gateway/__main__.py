@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
-from smartspec_gateway.limits import BACKLOG, Limits, connections_for
+from smartspec_gateway.limits import BACKLOG, KEEP_ALIVE_S, Limits, connections_for
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.v2 import V2, Metrics
@@ -30,9 +30,6 @@ from smartspec_launch.address import Address
 from smartspec_launch.gateway import OpenAi, from_json
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
-KEEP_ALIVE_S = 75
-"""Timeout of an idle connection. It is longer than the timeout of pooling clients."""
-
 SHUTDOWN_S = 2
 """Time for open responses to end after the gateway is told to stop."""
 

@@ -6,6 +6,7 @@ Types and integer sizes are checked here, and values by the backend. Errors name
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -81,8 +82,11 @@ def _document(body: bytes) -> dict[str, Any]:
         # Bytes that are not UTF-8 become lone surrogates, so that the error names their field.
         text = body.decode("utf-8", "surrogateescape")
         document = json.loads(text, object_pairs_hook=_members)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise Refused(400, f"body: must be JSON: {error}") from None
+    except ValueError:  # what Python says about it is of no use to a client
+        most = sys.get_int_max_str_digits()
+        raise Refused(400, f"body: an integer has more than {most} digits") from None
     if not isinstance(document, dict):
         raise Refused(400, f"body: got {type(document).__name__}, must be a JSON object")
     return document

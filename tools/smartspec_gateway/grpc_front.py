@@ -16,10 +16,12 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from smartspec_gateway.limits import (
+    KEEP_ALIVE_S,
     MAX_CALLS,
     MAX_ID_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_UNANSWERED,
+    RECEIVE_S,
     Limits,
     Refused,
 )
@@ -60,6 +62,9 @@ class GrpcFront:
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_allowed_incoming_connections", limits.max_connections),
+                # Otherwise idle clients keep their connections, and others get none.
+                ("grpc.max_connection_idle_ms", round(1e3 * KEEP_ALIVE_S)),
+                ("grpc.server_handshake_timeout_ms", round(1e3 * RECEIVE_S)),
             ],
         )
         handlers = {name: grpc.unary_unary_rpc_method_handler(self._unary(name)) for name in UNARY}

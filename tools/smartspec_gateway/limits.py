@@ -60,6 +60,9 @@ MAX_ID_BYTES = 256
 RECEIVE_S = 30.0
 """Time limit from the start of a request, or of the connection, to the last byte of the body."""
 
+KEEP_ALIVE_S = 75
+"""Timeout of a connection without a request. It is longer than the timeout of pooling clients."""
+
 SEND_S = 60.0
 """How long 64 KiB of a response may wait for a client that does not read."""
 

@@ -26,14 +26,19 @@ LEAST_FILES = 256
 """Files that a process of the server must be able to open."""
 
 
-def check_open_files() -> None:
-    """Raises LaunchError if this process, and so its children, may open too few files."""
+def allow_open_files() -> None:
+    """Let this process, and so its children, open as many files as the system allows. Without one
+    for a connection, Triton tries again for ever and fills its log.
+
+    Raises LaunchError if that is too few.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= most < LEAST_FILES:
         raise LaunchError(
             f"A process may open {most} files here, and the server needs {LEAST_FILES}: raise the "
             f"limit with ulimit -Hn {LEAST_FILES}, or more for more clients."
         )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def tokenizer_dir(config: ServerConfig) -> Path | None:

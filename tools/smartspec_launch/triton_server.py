@@ -34,7 +34,7 @@ from smartspec_launch.files import (
     write_backends,
     write_repository,
 )
-from smartspec_launch.gateway import Gateway, OpenAi, check_open_files
+from smartspec_launch.gateway import Gateway, OpenAi, allow_open_files
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.link import LauncherEnd
 from smartspec_py.api.contract import MODEL_NAME
@@ -176,7 +176,7 @@ class TritonServer:
         Raises LaunchError.
         """
         assert self._state is State.NEW, "a TritonServer is started once"
-        check_open_files()
+        allow_open_files()
         installation = find_installation()
         run_dir = self._run_dir.absolute()
         with usable(run_dir):
