@@ -97,6 +97,13 @@ class Choice:
         ):
             self.finish_reason = "tool_calls"
 
+    def take(self) -> tuple[str, str, list[dict[str, Any]]]:
+        """The reasoning, the text and the calls that are new."""
+        found = self.new_reasoning, self.new_text, self.new_calls
+        self.new_reasoning, self.new_text, self.new_calls = "", "", []
+        self.num_calls += sum("id" in call for call in found[2])
+        return found
+
 
 class Answer:
     """An answer in progress."""

@@ -22,13 +22,13 @@ from smartspec_gateway.openai.chat_schema import (
     TokenizeRequest,
     ToolChoice,
 )
-from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.errors import ApiError, renamed
 from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.model import Fields, Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.reasoning import END, ends_in_reasoning, is_open
-from smartspec_gateway.openai.responses import ResponseWriter, chat_of, named_for_responses
+from smartspec_gateway.openai.responses import ResponseWriter, chat_of
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import (
     MAX_CHOICES,
@@ -38,6 +38,7 @@ from smartspec_gateway.openai.schema import (
 )
 from smartspec_gateway.openai.tools import call_grammar
 from smartspec_gateway.openai.validation import off_loop
+from smartspec_gateway.openai.writer import EventWriter
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 UINT64 = 1 << 64
@@ -101,10 +102,20 @@ class Endpoint:
         return await self._answer(request, asked, self._of_completion)
 
     async def respond(self, request: Request, asked: ResponsesRequest) -> Response:
+        return await self._write(request, asked, self._of_response)
+
+    async def _write(
+        self,
+        request: Request,
+        asked: Any,
+        work: Callable[[Any], tuple[list[Fields], EventWriter, str]],
+    ) -> Response:
+        """Generate an answer that has events, streamed or not. work: from the request to the fields
+        of its choice, the writer, and the field with the grammar."""
         self.check_model(asked.model)
         size = len(await request.body())
-        with named_for_responses():
-            choices, writer, guide_field = await off_loop(size, self._of_response, asked)
+        with renamed(asked.names):
+            choices, writer, guide_field = await off_loop(size, work, asked)
             pieces = pieces_of(self.model, choices, guide_field)
             if not asked.stream:
                 return JSONResponse(await until_gone(request.receive, writer.whole(pieces)))
@@ -169,12 +180,17 @@ class Endpoint:
 
     def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], ResponseWriter, str]:
         chat = chat_of(asked)
+        choices, choice = self._of_translated(chat)
+        num_prompt = len(choices[0]["input_ids"])
+        writer = ResponseWriter(asked, self.settings.name, num_prompt, choice, self.prompts.encode)
+        return choices, writer, chat.guide_field
+
+    def _of_translated(self, chat: ChatRequest) -> tuple[list[Fields], Choice]:
+        """The fields of the only choice, and the choice."""
         self._check_chat(chat)
         tokens, is_in_reasoning = self._chat_prompt(chat.messages, chat)
         choices = self._choices(chat, "messages", [tokens], is_in_reasoning)
-        choice = Choice.of(chat, is_in_reasoning)
-        writer = ResponseWriter(asked, self.settings.name, len(tokens), choice, self.prompts.encode)
-        return choices, writer, chat.guide_field
+        return choices, Choice.of(chat, is_in_reasoning)
 
     def _chat_prompt(
         self, messages: Sequence[Message], asked: ChatPrompt

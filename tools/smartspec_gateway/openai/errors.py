@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
@@ -28,8 +30,26 @@ class ApiError(Exception):
         message = param + self.message.removeprefix(self.param or "")
         return ApiError(self.status, message, param, self.retry_after_s, self.code)
 
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """The same error with the name that an API has for the field. The longest prefix of the
+        field that is a key is replaced by its value."""
+        param = self.param or ""
+        for name in sorted(names, key=len, reverse=True):
+            if f"{param}.".startswith(f"{name}."):
+                return self.about(names[name] + param[len(name) :])
+        return self
+
     @property
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else KINDS[400])
         names = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": names}
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Gives errors that name a field of chats the name that the field has in another API."""
+    try:
+        yield
+    except ApiError as error:
+        raise error.renamed(names) from error

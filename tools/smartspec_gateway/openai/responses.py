@@ -1,8 +1,7 @@
 """`/v1/responses`: a request becomes one for chats, and its pieces become a response and events.
 
 A response has items: reasoning, a message, and function calls, in the order in which they were
-generated. An item with text is open until another item begins or the text ends. Streamed or not,
-the same events are made; without a stream only the last one's response is sent.
+generated. An item with text is open until another item begins or the text ends.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from smartspec_gateway.openai.answers import LINE_ENDS, Choice
+from smartspec_gateway.openai.answers import Choice
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Piece
@@ -29,10 +27,11 @@ from smartspec_gateway.openai.responses_schema import (
     Text,
     ToolChoice,
 )
-from smartspec_gateway.openai.schema import Ignored, Sampling
+from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.validation import off_loop, validated
+from smartspec_gateway.openai.writer import Event, EventWriter
 
-SAME = Sampling.model_fields.keys() - Ignored.model_fields.keys()
+SAME = Sampling.model_fields.keys() | {"stop"}
 SAME |= {"parallel_tool_calls", "chat_template_kwargs", "return_spec_metrics"}
 """Fields that chats have with the same meaning."""
 
@@ -44,8 +43,6 @@ ECHOED = (
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 """The kind of content of an item, by the type of the item."""
-
-Event = dict[str, Any]
 
 
 def chat_of(asked: ResponsesRequest) -> ChatRequest:
@@ -116,23 +113,6 @@ def _text(content: Text) -> Any:
     return [{"type": "text", "text": part.text} for part in content]
 
 
-@contextmanager
-def named_for_responses() -> Iterator[None]:
-    """Gives errors that name a field of chats the name that it has in `/v1/responses`."""
-    try:
-        yield
-    except ApiError as error:
-        raise _renamed(error) from error
-
-
-def _renamed(error: ApiError) -> ApiError:
-    first, dot, rest = (error.param or "").partition(".")
-    if first not in NAMES:
-        return error
-    param = NAMES[first] + dot + rest
-    return error.about(param.replace("text.format.json_schema", "text.format"))
-
-
 @dataclass
 class OpenCall:
     """A function call to which arguments are added. head: its fields without them."""
@@ -197,8 +177,11 @@ class OpenItem:
         return event | ({"logprobs": []} if self.kind == "message" else {})
 
 
-class ResponseWriter:
+class ResponseWriter(EventWriter):
     """A response in progress."""
+
+    names = NAMES
+    after_last = "data: [DONE]\n\n"
 
     def __init__(
         self,
@@ -208,14 +191,14 @@ class ResponseWriter:
         choice: Choice,
         encode: Callable[[str, bool], Sequence[int]],
     ) -> None:
-        """num_prompt: tokens. choice: a new one. encode: counts the tokens of reasoning."""
-        self._choice, self._encode = choice, encode
+        """num_prompt: tokens. encode: counts the tokens of reasoning."""
+        super().__init__(choice)
+        self._num_prompt, self._encode = num_prompt, encode
         chosen = asked.tool_choice
         named = isinstance(chosen, ToolChoice) and chosen.model_dump(exclude_none=True)
-        self._num_prompt, self._num_tokens, self._num_cached = num_prompt, 0, 0
         self._output: list[dict[str, Any]] = []
         self._open: OpenItem | OpenCall | None = None
-        self._reasoning, self._metrics = "", ""
+        self._reasoning = ""
         self._num_events = 0
         self._response: dict[str, Any] = {
             "id": _new_id("resp"),
@@ -243,46 +226,21 @@ class ResponseWriter:
             "store": False,
         }
 
-    async def whole(self, pieces: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
-        """The response to a request that is not streamed."""
-        async with aclosing(pieces):  # type: ignore[type-var]
-            async for _, piece in pieces:
-                for _ in self._of_piece(piece):
-                    pass
-        return (await self._end())["response"]  # type: ignore[no-any-return]
+    def _sent(self, events: Iterable[Event]) -> str:
+        """The events as text, with their numbers."""
+        numbered = []
+        for event in events:
+            numbered.append({**event, "sequence_number": self._num_events})
+            self._num_events += 1
+        return super()._sent(numbered)
 
-    async def events(
-        self, pieces: AsyncIterator[tuple[int, Piece]], first: tuple[int, Piece]
-    ) -> AsyncIterator[str]:
-        """The server-sent events. first: a piece that was already read."""
-        async with aclosing(pieces):  # type: ignore[type-var]
-            try:
-                yield self._sent(self._state("created")) + self._sent(self._state("in_progress"))
-                yield "".join(map(self._sent, self._of_piece(first[1])))
-                async for _, piece in pieces:
-                    yield "".join(map(self._sent, self._of_piece(piece)))
-                yield self._sent(await self._end())
-            except ApiError as error:
-                yield "".join(map(self._sent, self._failed(_renamed(error))))
-        yield "data: [DONE]\n\n"
-
-    def _sent(self, event: Event) -> str:
-        """The event as text, with its number."""
-        event["sequence_number"] = self._num_events
-        self._num_events += 1
-        shown = json.dumps(event, ensure_ascii=False).translate(LINE_ENDS)
-        return f"event: {event['type']}\ndata: {shown}\n\n"
+    def _first_events(self) -> Iterator[Event]:
+        yield self._state("created")
+        yield self._state("in_progress")
 
     def _of_piece(self, piece: Piece) -> Iterator[Event]:
+        reasoning, text, calls = self._take(piece)
         choice = self._choice
-        choice.add(piece)
-        self._num_tokens += piece.num_output_tokens
-        self._num_cached += piece.num_cached_tokens
-        self._metrics = piece.metrics or self._metrics
-        reasoning, choice.new_reasoning = choice.new_reasoning, ""
-        text, choice.new_text = choice.new_text, ""
-        calls, choice.new_calls = choice.new_calls, []
-        choice.num_calls += sum("id" in call for call in calls)
         self._reasoning += reasoning
         if reasoning:
             yield from self._add_text("reasoning", reasoning)
@@ -327,8 +285,11 @@ class ResponseWriter:
             self._output.append(found.item(status))
             yield _item_event("done", found.index, self._output[-1])
 
-    async def _end(self) -> Event:
-        """The last event."""
+    async def _document(self) -> dict[str, Any]:
+        (event,) = await self._last_events()
+        return event["response"]  # type: ignore[no-any-return]
+
+    async def _last_events(self) -> list[Event]:
         size = len(self._reasoning)
         num_reasoning = len(await off_loop(size, self._encode, self._reasoning, False))
         is_cut = self._choice.finish_reason == "length"
@@ -345,7 +306,7 @@ class ResponseWriter:
         }
         if self._metrics:
             changed["metrics"] = json.loads(self._metrics)
-        return self._state("incomplete" if is_cut else "completed", **changed)
+        return [self._state("incomplete" if is_cut else "completed", **changed)]
 
     def _failed(self, error: ApiError) -> Iterator[Event]:
         """The error, also at the top as OpenAI has it, and the response."""

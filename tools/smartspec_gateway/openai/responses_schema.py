@@ -13,7 +13,7 @@ from smartspec_gateway.openai.chat_schema import (
     OtherTool,
     type_of,
 )
-from smartspec_gateway.openai.schema import Body, Int32, Sampling, few
+from smartspec_gateway.openai.schema import Body, Ignored, Int32, Sampling, Words, few, only, tensor
 
 NAMES = {
     "messages": "input",
@@ -21,20 +21,10 @@ NAMES = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
 """Fields of chats that have another name here."""
-
-
-def only(words: str, *values: Any) -> Any:
-    """A field that must be one of these values. words: what an error says about them."""
-
-    def check(value: Any) -> Any:
-        if value not in values:
-            raise ValueError(words)
-        return value
-
-    return BeforeValidator(check)
 
 
 OnlyFalse = Annotated[bool | None, only("false: the server keeps no responses", False)]
@@ -175,13 +165,15 @@ class Obfuscation(Body):
     include_obfuscation: bool = False
 
 
-class ResponsesRequest(Sampling):
+class ResponsesRequest(Sampling, Ignored):
     route = "/v1/responses"
+    names = NAMES
 
     input: str | Annotated[list[AnyItem], few(MAX_MESSAGES)] = Field(
         description="the conversation so far: text of the user, or messages, function calls, their "
         "outputs and reasoning, which is not passed to the model"
     )
+    stop: str | Words | None = tensor("stop_words")
     instructions: str | None = Field(None, description="a system message before the input")
     max_output_tokens: Int32 | None = Field(
         None, ge=1, description="most tokens to generate; default: the rest of the context"

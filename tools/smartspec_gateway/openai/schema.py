@@ -51,6 +51,17 @@ def few(most: int) -> Any:
     return Field(max_length=most, fail_fast=True)
 
 
+def only(words: str, *values: Any) -> Any:
+    """A field that must be one of these values. words: what an error says about them."""
+
+    def check(value: Any) -> Any:
+        if value not in values:
+            raise ValueError(words)
+        return value
+
+    return BeforeValidator(check)
+
+
 Int32 = Annotated[int, Field(ge=-MAX_INT32 - 1, le=MAX_INT32)]
 Float32 = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
 Words = Annotated[list[str], few(MAX_STOP_WORDS)]
@@ -148,13 +159,12 @@ class Ignored(Body):
     skip_special_tokens: Literal[True] | None = Field(None, description="texts never have them")
 
 
-class Sampling(Ignored):
+class Sampling(Body):
     """Fields of all requests that generate text."""
 
     model: str | None = Field(None, description="name of the model; the one that is served")
     temperature: float = tensor("temperature", 1.0, ge=0, le=2)
     top_p: float = tensor("top_p", 1.0, ge=0, le=1)
-    stop: str | Words | None = tensor("stop_words")
     stop_token_ids: StopTokens | None = tensor("stop_token_ids")
     seed: int | None = Field(
         None, description="same seed, same text; choice i uses seed + i. Default: random"
@@ -182,10 +192,14 @@ class Sampling(Ignored):
     reuse_prefix: bool | None = tensor("reuse_prefix")
 
     route: ClassVar[str]
+    names: ClassVar[Mapping[str, str]] = {}
+    """Fields of chats that have another name on the route."""
 
 
-class Generation(Sampling):
+class Generation(Sampling, Ignored):
     """Fields of chats and completions."""
+
+    stop: str | Words | None = tensor("stop_words")
 
     max_tokens: Int32 | None = Field(
         None, ge=0, description="most tokens to generate; default: the rest of the context"

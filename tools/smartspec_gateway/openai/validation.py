@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import FIELDS
-from smartspec_gateway.openai.responses_schema import NAMES, ResponsesRequest
+from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import CompletionRequest
 
 T = TypeVar("T")
@@ -132,8 +132,9 @@ def _name(error: Mapping[str, Any]) -> str:
 
 
 def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
-    if model is ResponsesRequest and name in NAMES:
-        return f"unknown; did you mean {NAMES[name]}?"
+    names: Mapping[str, str] = getattr(model, "names", {})
+    if name in names:
+        return f"unknown; did you mean {names[name]}?"
     others = (ChatRequest, CompletionRequest, ResponsesRequest)
     if routes := [other.route for other in others if name in other.model_fields]:
         return f"only for {' and '.join(routes)}"
