@@ -291,6 +291,14 @@ def test_what_passes_a_bound_is_refused(
     assert error["message"] if is_openai else error
 
 
+def test_refusals_have_the_format_of_the_route(both: Address) -> None:
+    sent = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+    response, body = answered(both.metrics_port, sent)
+    assert response.status == 503
+    error = {"type": "overloaded_error", "message": json.loads(body)["error"]["message"]}
+    assert json.loads(body) == {"type": "error", "error": error}
+
+
 READABLE = {
     "elements": (_post(MANY), 413),
     "length": (_post(b"", length=MAX_BODY_BYTES + 1), 413),

@@ -1,10 +1,12 @@
-"""The OpenAI-compatible endpoint in front of a real Triton, asked by the `openai` package."""
+"""The OpenAI-compatible endpoint in front of a real Triton, asked by the packages `openai` and
+`anthropic`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
+import anthropic
 import pytest
 from scrape import scrape_when
 from servers import TINY
@@ -69,6 +71,32 @@ def test_responses_have_the_text_of_chats(client: openai.OpenAI) -> None:
         assert found.usage.output_tokens == chat.usage.completion_tokens
         assert found.usage.input_tokens == chat.usage.prompt_tokens
         assert found.usage.input_tokens_details.cached_tokens == found.usage.input_tokens - 1
+
+
+def test_messages_have_the_text_of_chats(url: str, client: openai.OpenAI) -> None:
+    """The stop sequence that ended the text is named."""
+    chat = client.chat.completions.create(
+        model=MODEL_NAME, messages=MESSAGES, max_tokens=24, temperature=0
+    )
+    text = chat.choices[0].message.content
+    word = text.split()[2]
+    asked = {"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": 24}
+    asked |= {"extra_body": {"temperature": 0}}
+    base = url.removesuffix("/v1")
+    with anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=60) as other:
+        whole = other.messages.create(**asked)
+        stopped = other.messages.create(**asked, stop_sequences=["zzz", word])
+        with other.messages.stream(**asked, stop_sequences=["zzz", word]) as stream:
+            streamed = stream.get_final_message()
+        counted = other.messages.count_tokens(model=MODEL_NAME, messages=MESSAGES)
+    assert whole.content[0].text == text
+    assert whole.usage.output_tokens == chat.usage.completion_tokens
+    assert whole.usage.input_tokens == 1, "the others are in the prefix cache"
+    assert whole.usage.cache_read_input_tokens == chat.usage.prompt_tokens - 1
+    assert counted.input_tokens == chat.usage.prompt_tokens
+    for found in (stopped, streamed):
+        assert found.content[0].text == text[: text.index(word)]
+        assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", word)
 
 
 def test_several_choices_and_stop(client: openai.OpenAI) -> None:

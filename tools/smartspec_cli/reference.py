@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from smartspec_cli.app import app
 from smartspec_gateway.openai.chat_schema import ChatRequest, IgnoredInChats
+from smartspec_gateway.openai.messages_schema import MessagesRequest
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import (
     MAX_INT32,
@@ -182,12 +183,14 @@ def openai_fields() -> str:
     shared = _properties(Sampling) | ignored
     parts = ["## All routes\n", _fields(shared, ignored)]
     parts += ["## Chats and completions\n", _fields(_properties(Generation), shared)]
-    shared |= _properties(Generation)
-    for model in (ChatRequest, CompletionRequest, ResponsesRequest):
-        own = {name: f for name, f in _properties(model).items() if shared.get(name) != f}
+    models = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
+    for model in models:
+        known = shared | (_properties(Generation) if issubclass(model, Generation) else {})
+        own = {name: f for name, f in _properties(model).items() if known.get(name) != f}
         parts += [f"## `POST {model.route}`\n", _fields(own)]
     parts += ["## Accepted without effect\n", _fields(ignored)]
-    parts += [_filled(f"Of chats only: {', '.join(IgnoredInChats.model_fields)}.") + "\n"]
+    only = f"Of chats only: {', '.join(IgnoredInChats.model_fields)}."
+    parts += [_filled(f"{only} `{MessagesRequest.route}` has its own.") + "\n"]
     names = ", ".join(f"`{name}`" for name in REFUSED)
     parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {names}.") + "\n"]
     return "\n".join(parts)

@@ -20,8 +20,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
-ErrorBody = Callable[[int, str], bytes]
-"""The body of an error from status and message."""
+ErrorBody = Callable[[int, str, str], bytes]
+"""The body of an error from status, message, and the path if it is known."""
 
 _NEEDS_MODEL = re.compile("/ready$|/health$|^/v1/")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -31,7 +31,7 @@ class ClientGone(Exception):
     """The client has disconnected and does not wait for the answer."""
 
 
-def triton_error(status: int, message: str) -> bytes:
+def triton_error(status: int, message: str, path: str = "") -> bytes:
     """In Triton's format."""
     return json.dumps({"error": message}).encode()
 
@@ -58,7 +58,7 @@ class Guard:
                 self._limits.check_open()
             await self.app(scope, _replay(bytes(body), receive), send)
         except Refused as refused:
-            answer = self._error_body(refused.status, refused.message)
+            answer = self._error_body(refused.status, refused.message, scope["path"])
             await send_whole(send, refused.status, answer)
         except ClientGone:
             pass

@@ -154,7 +154,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._answer(status, self._error_body(status, message))
+            self._answer(status, self._error_body(status, message, ""))
         self.flow.resume_reading()
         if not self.transport.is_closing():
             with suppress(OSError):  # the client may have reset the connection

@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.chat_schema import ChatRequest, TokenizeRequest
 from smartspec_gateway.openai.endpoint import Endpoint, Settings
-from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.errors import MESSAGES, ApiError
+from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.prompts import PromptError, Prompts
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
@@ -57,9 +58,9 @@ def api_keys(path: Path | None) -> tuple[str, ...] | None:
     return keys or None
 
 
-def openai_error(status: int, message: str) -> bytes:
-    """In OpenAI's format."""
-    return json.dumps(ApiError(status, message).body).encode()
+def openai_error(status: int, message: str, path: str) -> bytes:
+    """In OpenAI's format, or in Anthropic's on its routes."""
+    return json.dumps(ApiError(status, message).body_on(path)).encode()
 
 
 def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
@@ -80,6 +81,16 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
     @app.post("/v1/responses", dependencies=keyed, openapi_extra=body_schema(ResponsesRequest))
     async def respond(request: Request) -> Response:
         return await endpoint.respond(request, await read(request, ResponsesRequest))
+
+    @app.post(MESSAGES, dependencies=keyed, openapi_extra=body_schema(MessagesRequest))
+    async def message(request: Request) -> Response:
+        return await endpoint.message(request, await read(request, MessagesRequest))
+
+    counted = body_schema(MessagesPrompt)
+
+    @app.post(f"{MESSAGES}/count_tokens", dependencies=keyed, openapi_extra=counted)
+    async def count_tokens(request: Request) -> dict[str, int]:
+        return await endpoint.count_tokens(request, await read(request, MessagesPrompt))
 
     @app.get("/v1/models", dependencies=keyed)
     async def models() -> dict[str, Any]:
@@ -119,19 +130,20 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
         return Response(text, media_type="text/plain")
 
     @app.exception_handler(ApiError)
-    async def refuse(_: Request, error: ApiError) -> Response:
+    async def refuse(request: Request, error: ApiError) -> Response:
         wait = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-        return JSONResponse(error.body, error.status, headers=wait)
+        return JSONResponse(error.body_on(request.url.path), error.status, headers=wait)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path:.80}: {error.detail}; /docs has the routes"
         found = ApiError(error.status_code, message)
-        return JSONResponse(found.body, found.status, headers=error.headers)
+        body = found.body_on(request.url.path)
+        return JSONResponse(body, found.status, headers=error.headers)
 
     @app.exception_handler(Exception)
-    async def fail(_: Request, error: Exception) -> Response:
+    async def fail(request: Request, error: Exception) -> Response:
         found = ApiError(500, "the endpoint failed: see its log")
-        return JSONResponse(found.body, found.status)
+        return JSONResponse(found.body_on(request.url.path), found.status)
 
     return app

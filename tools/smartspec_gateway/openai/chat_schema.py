@@ -25,7 +25,7 @@ class Function(Body):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    name: str = Field(pattern=r"^[\w.-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
 

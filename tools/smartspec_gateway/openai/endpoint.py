@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,6 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai import messages, responses
 from smartspec_gateway.openai.answers import Answer, Choice, events
 from smartspec_gateway.openai.chat_schema import (
     ChatPrompt,
@@ -24,11 +26,13 @@ from smartspec_gateway.openai.chat_schema import (
 )
 from smartspec_gateway.openai.errors import ApiError, renamed
 from smartspec_gateway.openai.guides import behind_reasoning
+from smartspec_gateway.openai.messages import MessageWriter
+from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
 from smartspec_gateway.openai.model import Fields, Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.reasoning import END, ends_in_reasoning, is_open
-from smartspec_gateway.openai.responses import ResponseWriter, chat_of
+from smartspec_gateway.openai.responses import ResponseWriter
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import (
     MAX_CHOICES,
@@ -65,10 +69,14 @@ class Endpoint:
         keys = self.settings.api_keys
         if keys is None:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        matches = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise ApiError(401, "Authorization: must be Bearer and a valid API key")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = [token] if scheme.lower() == "bearer" else []
+        given.append(request.headers.get("x-api-key", ""))
+        pairs = product(given, keys)
+        matches = [hmac.compare_digest(one.encode(), key.encode()) for one, key in pairs]
+        if not any(matches):
+            message = "Authorization: must be Bearer and a valid API key, or x-api-key a valid one"
+            raise ApiError(401, message)
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.name):
@@ -121,6 +129,19 @@ class Endpoint:
                 return JSONResponse(await until_gone(request.receive, writer.whole(pieces)))
             first = await until_gone(request.receive, anext(pieces))
         return StreamingResponse(writer.events(pieces, first), media_type="text/event-stream")
+
+    async def message(self, request: Request, asked: MessagesRequest) -> Response:
+        return await self._write(request, asked, self._of_message)
+
+    async def count_tokens(self, request: Request, asked: MessagesPrompt) -> dict[str, int]:
+        self.check_model(asked.model)
+        with renamed(asked.names):
+            return await off_loop(len(await request.body()), self._num_tokens, asked)
+
+    def _num_tokens(self, asked: MessagesPrompt) -> dict[str, int]:
+        chat = messages.chat_of(asked)
+        self._check_chat(chat)
+        return {"input_tokens": len(self._chat_prompt(chat.messages, chat)[0])}
 
     async def tokenize(self, request: Request, asked: TokenizeRequest) -> dict[str, Any]:
         self.check_model(asked.model)
@@ -178,11 +199,21 @@ class Endpoint:
         )
         return choices, answer
 
-    def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], ResponseWriter, str]:
-        chat = chat_of(asked)
+    def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], EventWriter, str]:
+        chat = responses.chat_of(asked)
         choices, choice = self._of_translated(chat)
         num_prompt = len(choices[0]["input_ids"])
         writer = ResponseWriter(asked, self.settings.name, num_prompt, choice, self.prompts.encode)
+        return choices, writer, chat.guide_field
+
+    def _of_message(self, asked: MessagesRequest) -> tuple[list[Fields], EventWriter, str]:
+        chat = messages.chat_of(asked)
+        choices, choice = self._of_translated(chat)
+        if chat.stop_words:
+            choices[0]["return_output_ids"] = True  # they tell which one ended the text
+        num_prompt = len(choices[0]["input_ids"])
+        token_bytes = self.prompts.token_bytes
+        writer = MessageWriter(asked, self.settings.name, num_prompt, choice, token_bytes)
         return choices, writer, chat.guide_field
 
     def _of_translated(self, chat: ChatRequest) -> tuple[list[Fields], Choice]:

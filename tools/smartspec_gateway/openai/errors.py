@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format."""
+"""Errors in the formats of OpenAI and of Anthropic."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+KINDS_OF_MESSAGES = {
+    **KINDS,
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+MESSAGES = "/v1/messages"
+"""Routes of Anthropic's API begin with it."""
 
 
 class ApiError(Exception):
@@ -44,6 +54,18 @@ class ApiError(Exception):
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else KINDS[400])
         names = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": names}
+
+    @property
+    def messages_body(self) -> dict[str, Any]:
+        """In Anthropic's format."""
+        other = "api_error" if self.status >= 500 else KINDS[400]
+        kind = KINDS_OF_MESSAGES.get(self.status, other)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def body_on(self, path: str) -> dict[str, Any]:
+        """In the format of the API that has this route."""
+        is_messages = f"{path}/".startswith(f"{MESSAGES}/")
+        return self.messages_body if is_messages else self.body
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class FunctionTool(Body):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    name: str = Field(pattern=r"^[\w.-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

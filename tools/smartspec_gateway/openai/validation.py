@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.messages_schema import MessagesRequest
 from smartspec_gateway.openai.model import FIELDS
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import CompletionRequest
@@ -32,6 +33,9 @@ HIDDEN_PLACES = re.compile(r"(list|literal)\[.*|function-.*|constrained-.*|TextP
 ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
 ITEM_TYPES |= {"function", "custom", "other"}
 """It adds these, too, after the number of an item."""
+
+BLOCK_TYPES = {"text", "tool_use", "tool_result", "thinking", "redacted_thinking"}
+"""And these, before a field of a block. A field can have the same name."""
 
 WORDS = {
     "dict_type": "an object",
@@ -121,13 +125,11 @@ def _depth(error: Mapping[str, Any]) -> tuple[bool, int, bool, list[int]]:
 def _name(error: Mapping[str, Any]) -> str:
     """Where the error is. The type of an item, which follows its number, is left out."""
     places = list(error["loc"])
-    shown = [
-        str(place)
-        for before, place in zip([None, *places], places, strict=False)
-        if not (
-            HIDDEN_PLACES.fullmatch(str(place)) or (place in ITEM_TYPES and isinstance(before, int))
-        )
-    ]
+    shown = []
+    for before, place, after in zip([None, *places], places, [*places[1:], None], strict=False):
+        is_type = place in ITEM_TYPES or (place in BLOCK_TYPES and after is not None)
+        if not (HIDDEN_PLACES.fullmatch(str(place)) or (is_type and isinstance(before, int))):
+            shown.append(str(place))
     return ".".join(shown)
 
 
@@ -135,7 +137,7 @@ def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
     names: Mapping[str, str] = getattr(model, "names", {})
     if name in names:
         return f"unknown; did you mean {names[name]}?"
-    others = (ChatRequest, CompletionRequest, ResponsesRequest)
+    others = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
     if routes := [other.route for other in others if name in other.model_fields]:
         return f"only for {' and '.join(routes)}"
     near = [FIELDS[name]] if name in FIELDS else [each for each in known if f"_{name}" in each]

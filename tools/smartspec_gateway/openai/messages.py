@@ -1,0 +1,324 @@
+"""`/v1/messages`: a request becomes one for chats, and its pieces become a message and events.
+
+A message has blocks: thinking, text and tool use, in the order in which they were generated. A
+block is open until another one begins or the text ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from smartspec_gateway.openai.answers import Choice
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.logprobs import TokenBytes
+from smartspec_gateway.openai.messages_schema import (
+    NAMES,
+    Message,
+    MessagesPrompt,
+    MessagesRequest,
+    Text,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.schema import Sampling
+from smartspec_gateway.openai.validation import validated
+from smartspec_gateway.openai.writer import Event, EventWriter
+
+SAME = Sampling.model_fields.keys() | {"max_tokens", "return_spec_metrics"}
+"""Fields that chats have with the same meaning."""
+
+BLOCKS = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+    "system": ("text",),
+}
+"""Types of blocks by the role of their message."""
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
+"""A line that Claude Code puts before the system prompt. It differs in each request, so no prefix
+could be reused behind it."""
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+DELTAS = {
+    "text": ("text", "text_delta", "text"),
+    "thinking": ("thinking", "thinking_delta", "thinking"),
+    "tool_use": ("input", "input_json_delta", "partial_json"),
+}
+"""By the type of a block: its field with the content, and the type and the field of its deltas."""
+
+
+def chat_of(asked: MessagesPrompt) -> ChatRequest:
+    """The same request to chats. Raises ApiError."""
+    body = asked.model_dump(include=SAME, exclude_unset=True)
+    body["messages"] = messages = _messages(asked)
+    if messages[-1]["role"] == "assistant" and messages[-1]["content"]:
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
+    if isinstance(asked, MessagesRequest):
+        body["stop"] = asked.stop_sequences
+    body["tools"] = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+            },
+        }
+        for tool in asked.tools or []
+    ]
+    body |= _tool_choice(asked)
+    thinking = {} if asked.thinking is None else {"enable_thinking": False}
+    body["chat_template_kwargs"] = thinking | (asked.chat_template_kwargs or {})
+    if asked.output_config and asked.output_config.format:
+        schema = {"name": "output", "schema": asked.output_config.format.schema_}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return validated(ChatRequest, body)
+
+
+def _tool_choice(asked: MessagesPrompt) -> dict[str, Any]:
+    """As chats have it."""
+    choice = asked.tool_choice
+    if choice is None:
+        return {}
+    if choice.type == "any" and not asked.tools:
+        field = "tool_choice.type"
+        message = f"{field}: got 'any', must be 'auto' or 'none' without tools"
+        raise ApiError(400, message, field)
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {
+        "tool_choice": CHOICES.get(choice.type, named),
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+    }
+
+
+def _messages(asked: MessagesPrompt) -> list[dict[str, Any]]:
+    """Results of tools become messages of their own. Many chat templates want the user and the
+    assistant to alternate, so that messages of one role that follow each other become one."""
+    found: list[dict[str, Any]] = []
+    system = [_part(_without_billing(part["text"])) for part in _parts(asked.system or "")]
+    if system := [part for part in system if part["text"]]:
+        found.append({"role": "system", "content": system})
+    for number, message in enumerate(asked.messages):
+        _check_blocks(number, message)
+        if isinstance(message.content, str):
+            _open(found, message.role)["content"] += _parts(message.content)
+            continue
+        if not any(isinstance(block, ToolResultBlock) for block in message.content):
+            _open(found, message.role)
+        for block in message.content:
+            if isinstance(block, TextBlock):
+                _open(found, message.role)["content"] += _parts([block])
+            elif isinstance(block, ToolUseBlock):
+                _open(found, message.role).setdefault("tool_calls", []).append(_call(block))
+            elif isinstance(block, ToolResultBlock):
+                found.append(_result(block))
+    return found
+
+
+def _open(found: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    """The last message if it has this role, or a new one."""
+    if not found or found[-1]["role"] != role:
+        found.append({"role": role, "content": []})
+    return found[-1]
+
+
+def _check_blocks(number: int, message: Message) -> None:
+    known = BLOCKS[message.role]
+    blocks = [] if isinstance(message.content, str) else message.content
+    for index, block in enumerate(blocks):
+        if block.type not in known:
+            field = f"messages.{number}.content.{index}.type"
+            allowed = f"{' or '.join(map(repr, known))} in a message of the {message.role}"
+            raise ApiError(400, f"{field}: got {block.type!r}, must be {allowed}", field)
+
+
+def _parts(content: Text) -> list[dict[str, str]]:
+    texts = [content] if isinstance(content, str) else [block.text for block in content]
+    return list(map(_part, texts))
+
+
+def _without_billing(text: str) -> str:
+    found = BILLING.match(text)
+    return text[found.end() :] if found else text
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    """Chats have no field for errors of tools, so that the text says it."""
+    parts = _parts(block.content)
+    if block.is_error:
+        first = parts[0]["text"] if parts else ""
+        parts = [_part(f"Error: {first}"), *parts[1:]]
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts}
+
+
+class StopFinder:
+    """Finds the stop word that ended a text. The text ends before it, and its tokens have it."""
+
+    def __init__(self, words: Sequence[str], token_bytes: TokenBytes) -> None:
+        self._words = {word: word.encode() for word in words}
+        self._token_bytes = token_bytes
+        self._longest = max(map(len, self._words.values()), default=0)
+        self._tokens: list[bytes] = []
+
+    def add(self, piece: Piece) -> None:
+        if self._longest:
+            self._tokens += map(self._token_bytes, piece.output_ids)
+            self._tokens = self._tokens[-self._longest - 1 :]
+
+    def find(self) -> str | None:
+        """The first word in the text that the last token completes."""
+        if not self._tokens:
+            return None
+        text = b"".join(self._tokens)
+        num_before = len(text) - len(self._tokens[-1])
+        places = {
+            word: text.find(shown, max(0, num_before - len(shown) + 1))
+            for word, shown in self._words.items()
+        }
+        found = [word for word in places if places[word] >= 0]
+        return min(found, key=lambda word: places[word], default=None)
+
+
+class MessageWriter(EventWriter):
+    """A message in progress."""
+
+    names = NAMES
+
+    def __init__(
+        self,
+        asked: MessagesRequest,
+        model: str,
+        num_prompt: int,
+        choice: Choice,
+        token_bytes: TokenBytes,
+    ) -> None:
+        """num_prompt: tokens. token_bytes: of a token in the middle of a text."""
+        super().__init__(choice)
+        self._model, self._num_prompt = model, num_prompt
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._stops = StopFinder(asked.stop_sequences or (), token_bytes)
+        self._blocks: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._text = ""
+        """Content of the open block."""
+
+    def _first_events(self) -> Iterator[Event]:
+        yield {"type": "message_start", "message": self._message()}
+
+    def _of_piece(self, piece: Piece) -> Iterator[Event]:
+        self._stops.add(piece)
+        reasoning, text, calls = self._take(piece)
+        if reasoning:
+            empty = {"type": "thinking", "thinking": "", "signature": ""}
+            yield from self._add_text(empty, reasoning)
+        if text:
+            yield from self._add_text({"type": "text", "text": ""}, text)
+        for call in calls:
+            function = call["function"]
+            if "id" in call:
+                head = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+                yield from self._begin({**head, "input": {}})
+            if function["arguments"]:
+                yield self._add(function["arguments"])
+        if self._choice.finish_reason:
+            yield from self._close()
+
+    def _add_text(self, empty: dict[str, Any], text: str) -> Iterator[Event]:
+        """Text for the open block, or for a new one if that has another type."""
+        if self._open is None or self._open["type"] != empty["type"]:
+            yield from self._begin(empty)
+        yield self._add(text)
+
+    def _begin(self, empty: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        self._open, self._text = empty, ""
+        index = len(self._blocks)
+        yield {"type": "content_block_start", "index": index, "content_block": {**empty}}
+
+    def _add(self, text: str) -> Event:
+        assert self._open is not None, "a block was begun"
+        self._text += text
+        _, kind, name = DELTAS[self._open["type"]]
+        delta = {"type": kind, name: text}
+        return {"type": "content_block_delta", "index": len(self._blocks), "delta": delta}
+
+    def _close(self) -> Iterator[Event]:
+        found, self._open = self._open, None
+        if found is not None:
+            content, *_ = DELTAS[found["type"]]
+            is_call = found["type"] == "tool_use"
+            found[content] = _input(self._text) if is_call else self._text
+            yield {"type": "content_block_stop", "index": len(self._blocks)}
+            self._blocks.append(found)
+
+    async def _last_events(self) -> list[Event]:
+        delta = self._stopped()
+        last = {"type": "message_delta", "delta": delta, "usage": self._usage(), **self._totals()}
+        return [last, {"type": "message_stop"}]
+
+    async def _document(self) -> dict[str, Any]:
+        return {**self._message(), **self._stopped(), **self._totals()}
+
+    def _failed(self, error: ApiError) -> Iterator[Event]:
+        yield error.messages_body
+
+    def _message(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [*self._blocks],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _stopped(self) -> dict[str, Any]:
+        reason = self._choice.finish_reason or "stop"
+        word = self._stops.find() if reason == "stop" else None
+        return {
+            "stop_reason": STOP_REASONS[reason] if word is None else "stop_sequence",
+            "stop_sequence": word,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """`input_tokens` are those that were not cached; until the end, all count as such."""
+        return {
+            "input_tokens": self._num_prompt - self._num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self._num_cached,
+            "output_tokens": self._num_tokens,
+        }
+
+    def _totals(self) -> dict[str, Any]:
+        return {"metrics": json.loads(self._metrics)} if self._metrics else {}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Arguments as an object. Those that were cut lose their unfinished end, as in the streams of
+    Anthropic's clients."""
+    found = from_json(arguments, allow_partial=True) if arguments else {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,178 @@
+"""The request bodies of `/v1/messages`, Anthropic's API: messages of blocks, and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from smartspec_gateway.openai.schema import MAX_INT32, Body, Sampling, Words, few, only
+
+NAMES = {
+    "stop": "stop_sequences",
+    "prompt": "messages",
+    "max_completion_tokens": "max_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+}
+"""Fields of chats that have another name here."""
+
+NotRun = Annotated[None, only("left out: the server runs no tools")]
+
+
+class Part(Body):
+    """A part of a list. Fields that are not known here, such as `cache_control`, have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextBlock(Part):
+    type: Literal["text"]
+    text: str
+
+
+Text = str | Annotated[list[TextBlock], few(MAX_PARTS)]
+
+
+class ToolUseBlock(Part):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Part):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text = ""
+    is_error: bool = False
+
+
+class ThinkingBlock(Part):
+    """Not passed to the model."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+AnyBlock = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+]
+
+
+class Message(Part):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[AnyBlock], few(MAX_PARTS)]
+
+
+def _with_type(tool: Any) -> Any:
+    """The type of a tool that the client runs may be left out."""
+    return {"type": "custom", **tool} if isinstance(tool, dict) else tool
+
+
+class Tool(Part):
+    """A tool that the client runs."""
+
+    type: Annotated[
+        Literal["custom"], only("'custom' or left out: the server runs no tools", "custom")
+    ]
+    name: str = Field(pattern=r"^[\w.-]{1,128}$")
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _has_its_name(self) -> ToolChoice:
+        if (self.name is None) == (self.type == "tool"):
+            raise ValueError("an object with name exactly if its type is tool")
+        return self
+
+
+class Thinking(Body):
+    type: Annotated[
+        Literal["disabled"],
+        only("'disabled', or leave out thinking: the chat template decides about it", "disabled"),
+    ]
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class IgnoredInMessages(Body):
+    """Fields of messages that have no effect here."""
+
+    metadata: dict[str, Any] | None = Field(None, description="no effect")
+    service_tier: str | None = Field(None, description="no effect: there is one tier")
+    speed: str | None = Field(None, description="no effect")
+    inference_geo: str | None = Field(None, description="no effect")
+    user_profile_id: str | None = Field(None, description="no effect")
+    diagnostics: dict[str, Any] | None = Field(None, description="no effect")
+    cache_control: dict[str, Any] | None = Field(
+        None, description="no effect, also on blocks: prefixes are reused without it"
+    )
+    context_management: dict[str, Any] | None = Field(
+        None, description="no effect: the messages are used as they are, without their thinking"
+    )
+
+
+class MessagesPrompt(IgnoredInMessages):
+    """Fields that make the prompt: the body of `/v1/messages/count_tokens`."""
+
+    names: ClassVar[Mapping[str, str]] = NAMES
+
+    model: str | None = Field(None, description="name of the model; the one that is served")
+    messages: Annotated[list[Message], few(MAX_MESSAGES)] = Field(
+        min_length=1,
+        description="the conversation so far, as text or as blocks of the types text, tool_use, "
+        "tool_result and thinking, which is not passed to the model. The answer continues a last "
+        "message of the assistant",
+    )
+    system: Text | None = Field(None, description="a system message before the messages")
+    tools: Annotated[list[Annotated[Tool, BeforeValidator(_with_type)]] | None, few(MAX_TOOLS)] = (
+        Field(None, description="tools that the model may use and the client runs")
+    )
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="auto, any, none, or a tool by its name. `disable_parallel_tool_use`: return "
+        "only the first call. Default: auto",
+    )
+    thinking: Thinking | None = Field(
+        None,
+        description="only of the type disabled, which sets the variable enable_thinking of the "
+        "chat template to false",
+    )
+    output_config: OutputConfig | None = Field(
+        None, description="`format`: the text follows its JSON schema. `effort`: no effect"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables for the chat template"
+    )
+    container: NotRun = Field(None, description="refused: the server runs no tools")
+    mcp_servers: NotRun = Field(None, description="refused: the server runs no tools")
+
+
+class MessagesRequest(MessagesPrompt, Sampling):
+    route = "/v1/messages"
+
+    max_tokens: int = Field(ge=1, le=MAX_INT32, description="most tokens to generate")
+    stop_sequences: Words | None = Field(
+        None, description="stop generation at any of these; the text ends before it"
+    )
+    return_spec_metrics: Literal["none", "summary"] | None = Field(
+        None, description="add `metrics.speculative_decoding`: statistics of the message"
+    )
