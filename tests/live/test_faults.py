@@ -18,7 +18,7 @@ import pytest
 from one_stream import ask_alone
 
 from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
-from smartspec_launch.address import Address, free_address
+from smartspec_launch.address import Address, free_ports
 from smartspec_py.serving.link import SHM_FOLDER
 
 pytestmark = pytest.mark.triton
@@ -84,11 +84,12 @@ def serve(folder: Path, limits: dict[str, Any] | None = None, step_s: float = 0.
     }
     path = folder / "config.json"
     path.write_text(json.dumps(config))
-    address = free_address()
+    *ports, openai_port = free_ports(4)
+    address = Address("127.0.0.1", *ports)
     command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--config", str(path)]
     command += ["--http-port", str(address.http_port), "--grpc-port", str(address.grpc_port)]
     command += ["--metrics-port", str(address.metrics_port), "--run-dir", str(folder / "run")]
-    command += ["--openai-port", str(free_address().http_port)]
+    command += ["--openai-port", str(openai_port)]
     launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert launcher.stderr is not None
     seen = []
@@ -131,8 +132,8 @@ def faulted(served: Served, name: str, fault: signal.Signals | None, num_streams
 @pytest.mark.parametrize(
     ("name", "fault", "words"),
     [
-        # The launcher notices the silence, or the end of its connection if Triton aborts first.
-        ("triton_python", signal.SIGKILL, ("has died or hangs.", "has died.")),
+        # The launcher notices the silence, the end of its connection, or Triton's own abort.
+        ("triton_python", signal.SIGKILL, ("has died or hangs.", "has died.", "exit code 134.")),
         ("triton_python", signal.SIGSTOP, "has died or hangs."),
         ("tritonserver", signal.SIGKILL, "Triton ended with exit code 137."),
         ("gateway", signal.SIGKILL, "The gateway ended with exit code 137."),

@@ -6,6 +6,7 @@ import random
 import socket
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -97,12 +98,18 @@ def responds(url: str) -> bool:
         return False
 
 
-def free_address(host: str = "127.0.0.1") -> Address:
-    """An address with three ports that are free now."""
-    with socket.socket() as http, socket.socket() as grpc, socket.socket() as metrics:
-        for each in (http, grpc, metrics):
+def free_ports(num: int, host: str = LOOPBACK) -> list[int]:
+    """Different ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
+        for each in sockets:
             each.bind((host, 0))
-        return Address(host, *(each.getsockname()[1] for each in (http, grpc, metrics)))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def free_address(host: str = LOOPBACK) -> Address:
+    """An address with three ports that are free now."""
+    return Address(host, *free_ports(3, host))
 
 
 def with_internal_ports(address: Address) -> Address:
