@@ -42,18 +42,26 @@ def test_a_sigterm_during_the_imports_ends_serve_with_0() -> None:
     assert serve.returncode == 0
 
 
-def test_sighup_interrupts_unless_it_is_ignored() -> None:
-    """`nohup` ignores it, so that a server outlives its terminal."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with foreground.signals_interrupt():
-            signal.raise_signal(signal.SIGHUP)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with pytest.raises(KeyboardInterrupt), foreground.signals_interrupt():
-            signal.raise_signal(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGHUP, before)
+RAISES_SIGHUP = """
+import signal, sys
+from smartspec_launch.foreground import signals_interrupt
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+try:
+    with signals_interrupt():
+        signal.raise_signal(signal.SIGHUP)
+    print("went on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("before", "said"), [("SIG_IGN", "went on"), ("SIG_DFL", "interrupted")])
+def test_sighup_interrupts_unless_it_is_ignored(before: str, said: str) -> None:
+    """`nohup` ignores it, so that a server outlives its terminal. In a process of its own, because
+    libraries of other tests may have handlers of signals, as Go's runtime has."""
+    command = [sys.executable, "-c", RAISES_SIGHUP, before]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{said}\n"
 
 
 class Silent:
