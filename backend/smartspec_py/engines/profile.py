@@ -176,10 +176,10 @@ def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
     """The version of NVIDIA's driver, read from the first of the files that exists."""
-    found = next((path for path in files if path.is_file()), None)
-    if found is None:
+    file = next((path for path in files if path.is_file()), None)
+    if file is None:
         return "no NVIDIA driver"
-    return f"NVIDIA driver {found.read_text().partition(chr(10))[0].strip()}"
+    return f"NVIDIA driver {file.read_text().partition(chr(10))[0].strip()}"
 
 
 def fingerprint(folder: Path) -> str:

@@ -32,8 +32,8 @@ def load_tensors(folder: Path, files: Sequence[str], kind: str) -> dict[str, tor
         reason = first_line(error)
         raise ModelError(f"{path} cannot be loaded ({reason}): replace the file") from error
     check_tensors(path, loaded)
-    found: dict[str, torch.Tensor] = loaded
-    return found
+    tensors: dict[str, torch.Tensor] = loaded
+    return tensors
 
 
 def target_tensor(folder: Path, target: Path, names: Sequence[str], kind: str) -> torch.Tensor:

@@ -110,7 +110,7 @@ def _read_tokenizer(name: str, folder: Path) -> _Tokenizer:
         raise ModelError(f"{name} has a tokenizer.json without tokens: replace it")
     merges = document.get("model", {}).get("merges") or []
     # Older files store one string per merge.
-    pairs = [one.split(" ", 1) if isinstance(one, str) else one for one in merges]
+    pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
     return _Tokenizer(vocab, pairs, _tried(name, tokenizer))
 
 

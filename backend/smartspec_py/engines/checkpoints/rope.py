@@ -21,8 +21,8 @@ IS_OLD = int(transformers.__version__.partition(".")[0]) < 5
 
 def rope_of(config: Any) -> Mapping[str, Any]:
     """The settings in the form of Transformers 5, with `rope_type` and `rope_theta`."""
-    if found := getattr(config, "rope_parameters", None):
-        return dict(found)
+    if parameters := getattr(config, "rope_parameters", None):
+        return dict(parameters)
     scaling = getattr(config, "rope_scaling", None) or {}
     return {"rope_type": "default", "rope_theta": config.rope_theta, **scaling}
 

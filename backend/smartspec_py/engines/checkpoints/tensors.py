@@ -194,11 +194,11 @@ def check_type(name: str, dtype: torch.dtype, folder: Path) -> None:
         )
 
 
-def check_shape(name: str, found: Sequence[int], wanted: Sequence[int], folder: Path) -> None:
-    """found: of the tensor in the files. wanted: of the model of config.json."""
-    if tuple(found) != tuple(wanted):
+def check_shape(name: str, shape: Sequence[int], wanted: Sequence[int], folder: Path) -> None:
+    """shape: of the tensor in the files. wanted: of the model of config.json."""
+    if tuple(shape) != tuple(wanted):
         raise ModelError(
-            f"{folder}: the weight files have the tensor {name} of the shape {tuple(found)}, "
+            f"{folder}: the weight files have the tensor {name} of the shape {tuple(shape)}, "
             f"but its config.json says {tuple(wanted)}: use the config.json of this checkpoint"
         )
 

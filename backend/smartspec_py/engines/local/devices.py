@@ -69,9 +69,9 @@ def _device(key: str, name: str) -> torch.device:
     if device.type == "cpu":
         return device
     number = device.index or 0
-    if number >= (found := torch.cuda.device_count()):
+    if number >= (num_gpus := torch.cuda.device_count()):
         raise ConfigError(
-            f"engine.json: engine.{key}: {name!r} does not exist, because PyTorch finds {found} "
+            f"engine.json: engine.{key}: {name!r} does not exist, because PyTorch finds {num_gpus} "
             "CUDA devices: set another device, or cpu"
         )
     return torch.device("cuda", number)
@@ -98,7 +98,7 @@ def dtype_of(name: str, device: torch.device, model: Path) -> torch.dtype:
 
 def dtype_text(wanted: torch.dtype, used: torch.dtype) -> str:
     """The precision in words, and why it is not the configured one."""
-    of_wanted, of_used = (str(one).removeprefix("torch.") for one in (wanted, used))
+    of_wanted, of_used = (str(dtype).removeprefix("torch.") for dtype in (wanted, used))
     if used == wanted:
         return of_used
     return f"{of_used} (this processor has no instructions for {of_wanted})"

@@ -39,18 +39,18 @@ def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
     return config.cuda_graphs and device.type == "cuda"
 
 
-def load(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
+def load(key: str, run_config: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
     """Load a runner that is ready for decoding passes of max_width tokens per row. Raises
     ConfigError, with the key's name, if the engine cannot serve the model."""
     with named(key):
-        runner = _openvino_runner(own, config.runtime)
+        runner = _openvino_runner(run_config, config.runtime)
         if runner is None and config.weights in ("int8", "int4"):
             raise _only_openvino(f"engine.weights: {config.weights}", "stored")
         if runner is None and config.kv_cache == "u8":
             raise _only_openvino("engine.kv_cache: u8", "auto")
         if runner is None:
-            runner_class = GraphRunner if uses_graphs(config, own.device) else PyTorchRunner
-            runner = load_runner(replace(own, weights="stored"), runner_class)
+            runner_class = GraphRunner if uses_graphs(config, run_config.device) else PyTorchRunner
+            runner = load_runner(replace(run_config, weights="stored"), runner_class)
     logger.info("loaded %s", key)
     runner.warm(max_width)
     return runner
@@ -63,37 +63,39 @@ def _only_openvino(value: str, other: str) -> ConfigError:
     )
 
 
-def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
+def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:
     """None if PyTorch computes the model. OpenVINO has kernels for fewer processors.
 
     Raises ConfigError if OpenVINO is configured but cannot be used. Raises ModelError.
     """
     if runtime == "torch":
         return None
-    reason = _no_openvino(own)
+    reason = _no_openvino(run_config)
     if not reason:
         from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 
         try:
-            return load_openvino_runner(own)
+            return load_openvino_runner(run_config)
         except RuntimeError as error:
             reason = first_line(error)
             if runtime == "auto":
                 logger.warning(
-                    "OpenVINO cannot compute %s (%s): PyTorch computes it", own.path.name, reason
+                    "OpenVINO cannot compute %s (%s): PyTorch computes it",
+                    run_config.path.name,
+                    reason,
                 )
     if runtime == "openvino":
         raise ConfigError(f"engine.json: engine.runtime: openvino cannot be used: {reason}")
     return None
 
 
-def _no_openvino(own: RunnerConfig) -> str:
+def _no_openvino(run_config: RunnerConfig) -> str:
     """Why OpenVINO cannot be used; empty if it can. Raises ModelError."""
-    if own.device.type != "cpu":
-        return f"the device is {own.device.type}"
+    if run_config.device.type != "cpu":
+        return f"the device is {run_config.device.type}"
     if find_spec("openvino") is None:
         return "it is not installed: pip install smartspec-py[openvino]"
-    hf_config = load_config(own.path, own.max_len)
+    hf_config = load_config(run_config.path, run_config.max_len)
     if not can_write_out(hf_config):
         return f"models of type {hf_config.model_type} with this config are not supported"
     return ""

@@ -112,8 +112,8 @@ class HeadsProposer(Proposer):
             rows = [row for row, task in enumerate(able) if head < task.draft_len]
             active = [started[row] for row in rows]
             requests = [drafting.request for drafting in active]
-            found = draft_tokens(logits[rows, head], requests)
-            for drafting, guess, prob in zip(active, *found, strict=True):
+            drawn = draft_tokens(logits[rows, head], requests)
+            for drafting, guess, prob in zip(active, *drawn, strict=True):
                 drafting.guesses.append(guess)
                 drafting.probs.append(prob)
         for drafting in started:
@@ -160,12 +160,14 @@ class HeadsProposer(Proposer):
         state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
         self._sequences = {sequence: _HeadsSequence(state) for sequence in range(num_sequences)}
         longest = self._capabilities.max_draft_len
-        found = []
+        seconds = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
-            tasks = [DraftTask(one, [0], 1, longest, sampling) for one in range(num_sequences)]
-            found.append(min(self._timed(tasks) for _ in range(NUM_TIMINGS)))
+            tasks = [
+                DraftTask(sequence, [0], 1, longest, sampling) for sequence in range(num_sequences)
+            ]
+            seconds.append(min(self._timed(tasks) for _ in range(NUM_TIMINGS)))
         self._sequences.clear()
-        return sum(found) / len(found)
+        return sum(seconds) / len(seconds)
 
     def _timed(self, tasks: Sequence[DraftTask]) -> float:
         start = time.perf_counter()

@@ -106,7 +106,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
     def _run(self, work: Sequence[Work]) -> list[Event]:
         """Run one pass over the work, and one more for each sequence whose drafts overflow."""
         start = time.perf_counter()
-        items = [self._item(one) for one in work]
+        items = list(map(self._item, work))
         out = self.runner.forward([item.row_input for item in items])
         logits, scores = self._score_prompts(out.logits, items)
         results = iter(verify(logits, [item.request for item in items if item.request]))
@@ -171,7 +171,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
         """The logits that tokens are drawn from, and the log-probabilities of parts of prompts."""
         if not any(item.scored for item in items):
             return logits, {}
-        kept, found, first = [], {}, 0
+        kept, scores, first = [], {}, 0
         for item in items:
             last, num_scored = first + item.row_input.num_logits, len(item.scored)
             if num_scored:
@@ -180,10 +180,10 @@ class TorchTarget(CachedModel[_TargetSequence]):
                 values = tuple(token_log_probs(scored, item.scored, num_top))
                 read = item.row_input
                 start = read.position + len(read.tokens) - read.num_logits
-                found[item.sequence] = PromptLogProbs(start + 1, values)
+                scores[item.sequence] = PromptLogProbs(start + 1, values)
             kept.append(logits[first + num_scored : last])
             first = last
-        return torch.cat(kept), found
+        return torch.cat(kept), scores
 
     def _settle(
         self,

@@ -50,8 +50,8 @@ def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
 @cache
 def cpu_has(*instructions: str) -> bool:
     """Whether the processor has any of these instruction sets, by PyTorch's names."""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name, False) for name in instructions)
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in instructions)
 
 
 def has_vnni() -> bool:
@@ -70,12 +70,12 @@ def free_bytes(device: torch.device) -> int:
 
 def left_in_groups(root: Path) -> list[int]:
     """Bytes left up to the limit of the control group; empty if there is no limit."""
-    found = []
+    left = []
     for limit, statistics, kept in MEMORY_GROUPS:
         try:
             most = int((root / limit).read_text())
             rows = dict(line.split() for line in (root / statistics).read_text().splitlines())
-            found.append(most - int(rows[kept]))
+            left.append(most - int(rows[kept]))
         except (OSError, ValueError, KeyError):
             continue  # another cgroup version, or no limit
-    return found
+    return left

@@ -174,7 +174,7 @@ class Runner(ABC):
         if states is None:
             return ()
         has_all = bool(self.config.state_layers)
-        counts = [len(one.tokens) if has_all else one.num_logits for one in inputs]
+        counts = [len(row.tokens) if has_all else row.num_logits for row in inputs]
         return torch.split(states, counts)
 
     def release(self) -> None:  # noqa: B027

@@ -87,7 +87,7 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
 
     def _await(self, request_ids: Sequence[int], timeout_s: float) -> dict[int, Any]:
         """Results by request. Failed requests are left out; late ones are cancelled first."""
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         left = set(request_ids)
         until_s = self._clock() + timeout_s
         while left and (left_s := until_s - self._clock()) > 0.0:
@@ -98,11 +98,11 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
                 if response.has_error():
                     self._warn(str(response.error_msg))
                 else:
-                    found[response.request_id] = response.result
+                    results[response.request_id] = response.result
         for request_id in left:
             self._warn(f"no drafts within {timeout_s:.1f} s")
             self._executor.cancel_request(request_id)
-        return found
+        return results
 
     def _warn(self, reason: str) -> None:
         """Log only the first failure. Metrics show repeated failures."""

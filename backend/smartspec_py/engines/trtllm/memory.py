@@ -66,27 +66,27 @@ def free_cache_tokens(engines: Sequence[EngineFiles], fraction: float) -> int:
 
     free_bytes, _ = torch.cuda.mem_get_info(0)
     taken = sum(map(fixed_bytes, engines))
-    found: int = (int(fraction * free_bytes) - taken) // sum(map(bytes_per_token, engines))
-    if found < LEAST_CONTEXT:
+    num_tokens: int = (int(fraction * free_bytes) - taken) // sum(map(bytes_per_token, engines))
+    if num_tokens < LEAST_CONTEXT:
         raise ConfigError(
             f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB free "
             f"memory of GPU 0 has no room for a cache, because the engines need "
             f"{taken / 2**30:.1f} GiB: build with a smaller --max-num-tokens, or set "
             "engine.cache_tokens"
         )
-    return found
+    return num_tokens
 
 
 def loaded_cache_tokens(executor: Any, bindings: Bindings, role: Role, num_asked: int) -> int:
     """Tokens that the cache of a loaded executor has room for; num_asked if unknown. It is read in
     the executor's statistics, which exist only after a request, so this runs one."""
     finish(executor, executor.enqueue_requests([bindings.Request([1], 1)]))
-    found = [entry.kv_cache_stats for entry in executor.get_latest_iteration_stats()]
-    if not found or found[-1] is None:
+    caches = [entry.kv_cache_stats for entry in executor.get_latest_iteration_stats()]
+    if not caches or caches[-1] is None:
         logger.warning("engine.%s: its statistics do not report the size of its cache", role)
         return num_asked
-    block = int(found[-1].tokens_per_block)
-    num_tokens = int(found[-1].max_num_blocks) * block
+    block = int(caches[-1].tokens_per_block)
+    num_tokens = int(caches[-1].max_num_blocks) * block
     if num_tokens + block <= num_asked:
         message = "engine.%s: memory was short: its cache has %d tokens instead of %d"
         logger.warning(message, role, num_tokens, num_asked)

@@ -129,7 +129,7 @@ class ExecutorModel:
         self, texts: Sequence[list[int]], max_tokens: int = 1, drafts: Sequence[list[int]] = ()
     ) -> float:
         """Seconds for one greedy request per text, all at once. drafts: to verify, per text."""
-        configs = [self._bindings.ExternalDraftTokensConfig(one) for one in drafts]
+        configs = [self._bindings.ExternalDraftTokensConfig(draft) for draft in drafts]
         requests = [
             self._greedy_request(text, max_tokens, external_draft_tokens_config=config)
             for text, config in zip(texts, configs or [None] * len(texts), strict=True)

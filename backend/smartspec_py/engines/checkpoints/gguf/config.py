@@ -76,7 +76,7 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
     """The content of config.json, without tokens. Raises ConfigError."""
     of = Fields(fields.file, fields.values, f"{architecture}.")
     kinds = {tensor.type for tensor in tensors.values() if len(tensor.shape) > 1}
-    found = {
+    config = {
         "architectures": [MODELS[architecture]],
         "model_type": architecture,
         "dtype": {"F16": "float16", "BF16": "bfloat16"}.get("".join(kinds), "float32"),
@@ -92,14 +92,14 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
     }
     for setting in BIAS_SETTINGS[architecture]:
         ends = tuple(f".{part}.bias" for part in BIASES[setting])
-        found[setting] = any(name.endswith(ends) for name in tensors)
-    found["rope_scaling"] = _rope_scaling(of, found)
+        config[setting] = any(name.endswith(ends) for name in tensors)
+    config["rope_scaling"] = _rope_scaling(of, config)
     if FACTORS in tensors and architecture == "llama":
-        if found["rope_scaling"]:
+        if config["rope_scaling"]:
             raise ConfigError(f"{of.file} has {FACTORS} and rotary scaling, which cannot be read")
-        found["rope_scaling"] = _llama3(of, tensors[FACTORS], found)
-    _check_keys(of, found)
-    return found
+        config["rope_scaling"] = _llama3(of, tensors[FACTORS], config)
+    _check_keys(of, config)
+    return config
 
 
 def _heads(of: Fields) -> dict[str, int]:

@@ -54,8 +54,8 @@ class Fields:
     ) -> int:
         value = self.get(key, default)
         is_right = type(value) is int and least <= value <= most
-        found: int = self._checked(key, value, is_right, f"a whole number in {least}..{most}")
-        return found
+        number: int = self._checked(key, value, is_right, f"a whole number in {least}..{most}")
+        return number
 
     def number(self, key: str, default: float | None, least: float, most: float) -> float:
         value = self.get(key, default)
@@ -74,23 +74,23 @@ class Fields:
 
     def texts(self, key: str) -> list[str]:
         value = self.get(key)
-        is_right = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        found: list[str] = self._checked(key, value, is_right, "a list of texts")
-        return found
+        is_right = isinstance(value, list) and all(isinstance(text, str) for text in value)
+        texts: list[str] = self._checked(key, value, is_right, "a list of texts")
+        return texts
 
     def numbers(self, key: str, length: int, least: float, most: float = math.inf) -> list[Any]:
         """A list of this length."""
         value = self.get(key)
         is_right = isinstance(value, list) and len(value) == length
         is_right = is_right and all(
-            type(one) in (int, float) and least <= one <= most for one in value
+            type(number) in (int, float) and least <= number <= most for number in value
         )
         rule = f"a list of {length} numbers in {least}..{most}"
-        found: list[Any] = self._checked(key, value, is_right, rule)
-        return found
+        numbers: list[Any] = self._checked(key, value, is_right, rule)
+        return numbers
 
     def only(self, key: str, *values: Any) -> None:
         """Refuse other values than these, of which the first one is the default."""
         value = self.get(key, values[0])
-        allowed = " or ".join(str(one) for one in values)
+        allowed = " or ".join(map(str, values))
         self._checked(key, value, value in values, f"{allowed}, because others cannot be read")

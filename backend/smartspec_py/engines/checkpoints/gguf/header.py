@@ -108,10 +108,10 @@ def _range(count: int, most: int = MOST) -> range:
 
 
 def _named(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(entries)
-    if len(found) != len(entries) or not all(name.isprintable() for name in found):
+    by_name = dict(entries)
+    if len(by_name) != len(entries) or not all(name.isprintable() for name in by_name):
         raise ValueError("it has a name twice, or one that cannot be printed")
-    return found
+    return by_name
 
 
 def _format(kind: int) -> str:
@@ -132,9 +132,9 @@ class _Reader:
         self.position = 0
 
     def numbers(self, formats: str) -> tuple[Any, ...]:
-        found = struct.unpack_from(f"<{formats}", self._data, self.position)
+        numbers = struct.unpack_from(f"<{formats}", self._data, self.position)
         self.position += struct.calcsize(f"<{formats}")
-        return found
+        return numbers
 
     def string(self) -> str:
         (length,) = self.numbers("Q")

@@ -200,4 +200,4 @@ def end_token_ids(fields: Fields, vocabulary: Vocabulary) -> list[int]:
         for number, token in enumerate(vocabulary.tokens)
         if token in names and vocabulary.kinds[number] == CONTROL
     )
-    return list(dict.fromkeys([*(one for one in stated if one is not None), *named]))
+    return list(dict.fromkeys([*(number for number in stated if number is not None), *named]))

@@ -46,10 +46,10 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         num_rows = int(np.prod(place["shape"][:-1])) if len(place["shape"]) > 1 else 1
         if heads := place.get("num_heads"):
             num_rows = place["shape"][0]
-        found = self._bytes[place["offset"] :][: place["num_bytes"]].reshape(num_rows, -1)
+        rows = self._bytes[place["offset"] :][: place["num_bytes"]].reshape(num_rows, -1)
         if heads:
-            found = found.reshape(heads, -1, 2, found.shape[1]).swapaxes(1, 2)
-        return np.array(found).reshape(num_rows, -1)
+            rows = rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2)
+        return np.array(rows).reshape(num_rows, -1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

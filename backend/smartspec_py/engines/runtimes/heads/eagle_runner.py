@@ -36,11 +36,11 @@ class OwnStates:
         states = states_of(inputs)
         if states is not None:
             return self._fuse(states.to(self._states))
-        return self._states[[one.row for one in inputs for _ in one.tokens]]
+        return self._states[[row_input.row for row_input in inputs for _ in row_input.tokens]]
 
     def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
         """states: one for each wanted token, in the order of the inputs."""
-        rows = [one.row for one in inputs for _ in range(one.num_logits)]
+        rows = [row_input.row for row_input in inputs for _ in range(row_input.num_logits)]
         self._states[rows] = states.to(self._states)
 
 
@@ -73,9 +73,12 @@ class EagleRunner(Runner):
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        given = torch.split(self._states.given(inputs), [len(one.tokens) for one in inputs])
+        counts = [len(row_input.tokens) for row_input in inputs]
+        given = torch.split(self._states.given(inputs), counts)
         pairs = zip(inputs, given, strict=True)
-        output = self._passes.forward([replace(one, states=states) for one, states in pairs])
+        output = self._passes.forward(
+            [replace(row_input, states=states) for row_input, states in pairs]
+        )
         self._states.keep(inputs, torch.cat([*output.states]))
         self.passes_s = self._passes.passes_s
         return output
