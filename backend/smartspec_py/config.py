@@ -152,15 +152,15 @@ def _of_its_kind(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kind = str(value.get("kind"))
-    found = BUILT_IN.get(kind)
-    if found is None:
+    config_class = BUILT_IN.get(kind)
+    if config_class is None:
         others = entry_points(group=ENGINE_GROUP)
         if kind not in others.names:
             kinds = ", ".join([*BUILT_IN, *sorted(others.names)])
             problem = "kind must be" if "kind" in value else "the key kind is missing; it must be"
             raise ValueError(f"{problem} one of {kinds}")
-        found = others[kind].load()
-    return found.model_validate(value)
+        config_class = others[kind].load()
+    return config_class.model_validate(value)
 
 
 class LimitsConfig(_Layer):

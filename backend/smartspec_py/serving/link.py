@@ -116,13 +116,13 @@ class BackendEnd:
                     self._on_orphaned()
                     return
 
-    def send(self, found: Beat | News) -> None:
+    def send(self, report: Beat | News) -> None:
         """Send a message now. Any thread may call it."""
         fields = {
             name: value[-_MAX_TEXT:] if isinstance(value, str) else value
-            for name, value in asdict(found).items()
+            for name, value in asdict(report).items()
         }
-        message = json.dumps([type(found).__name__.lower(), fields])
+        message = json.dumps([type(report).__name__.lower(), fields])
         with contextlib.suppress(OSError):  # the launcher is suspended or has ended
             self._socket.send(message.encode(), socket.MSG_DONTWAIT)
 

@@ -170,17 +170,17 @@ class Scheduler:
 
     def apply(self, events: Sequence[Event], views: Sequence[SequenceView]) -> None:
         """views: what could be drafted in this step."""
-        found = [(self.batcher.live[event.sequence], event) for event in events]
+        steps = [(self.batcher.live[event.sequence], event) for event in events]
         self._speculation.observe(
             [
                 (request, event)
-                for request, event in found
+                for request, event in steps
                 if request.state is RequestState.DECODING and event.failure is None
             ],
             views,
         )
         now = self._clock()
-        for request, event in found:
+        for request, event in steps:
             request.is_in_flight, request.engine_s = not event.is_last, now
             if not request.is_over:
                 self._advance(request, event)

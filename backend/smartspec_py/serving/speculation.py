@@ -120,8 +120,8 @@ class Speculation:
                 )
             )
         drafts = {}
-        for name, of_one in tasks.items():
-            for task, draft in zip(of_one, self._proposers[name].propose(of_one), strict=True):
+        for name, group in tasks.items():
+            for task, draft in zip(group, self._proposers[name].propose(group), strict=True):
                 if kept := _cut(task, draft):
                     drafts[task.sequence] = kept
         return drafts
@@ -145,8 +145,8 @@ class Speculation:
                 is_burst = num_events[request.sequence] > 1
                 if trial := self._trial(name, request, event, asked, is_burst):
                     trials[name].append(trial)
-        for name, of_one in trials.items():
-            self._acceptance[name].observe(of_one)
+        for name, group in trials.items():
+            self._acceptance[name].observe(group)
 
     def _trial(
         self, name: str, request: Request, event: Event, asked: Sequence[str], is_burst: bool
@@ -206,9 +206,9 @@ class Speculation:
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """kept: weight of the evidence, 0 to 1. Proposers that no longer exist are ignored."""
-        for name, of_one in state["acceptance"].items():
+        for name, of_proposer in state["acceptance"].items():
             if name in self._acceptance:
-                self._acceptance[name].restore(of_one, kept)
+                self._acceptance[name].restore(of_proposer, kept)
 
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""

@@ -39,7 +39,7 @@ NUMBERS = (
 """Fields of a `StepRecord` that are stored unchanged."""
 
 FACTORS = tuple(
-    one.name for one in fields(CostModel) if one.name not in ("target", "draft", "prompt")
+    field.name for field in fields(CostModel) if field.name not in ("target", "draft", "prompt")
 )
 """Fields of a cost model that are stored per step, because they are learned while serving."""
 

@@ -168,9 +168,9 @@ class AcceptanceTracker:
         if len(state["experts"]) != num:
             raise ValueError(f"the state has {len(state['experts'])} experts, not {num}")
         self._likelihoods = kept * np.array(state["experts"])
-        for name, of_one in state["cohorts"].items():
+        for name, of_cohort in state["cohorts"].items():
             counts = self._unknown.copy()
-            for row, values in zip(counts, of_one, strict=True):
+            for row, values in zip(counts, of_cohort, strict=True):
                 row[: len(values)] = kept * np.array(values)
             self._set_counts(name, counts)
 

@@ -76,8 +76,8 @@ class CostCorrections:
     def restore(self, state: Sequence[Mapping[str, Any]], kept: float) -> None:
         """Start from a saved state. kept: factor for its evidence. Raises ValueError for a state of
         another profile."""
-        for fit, of_one in zip(self._fits, state, strict=True):
-            fit.restore(of_one, kept)
+        for fit, of_fit in zip(self._fits, state, strict=True):
+            fit.restore(of_fit, kept)
         self.cost = self._corrected()
 
     def wants_drafts(self) -> bool:

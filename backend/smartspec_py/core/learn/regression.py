@@ -126,7 +126,7 @@ class RidgeRegression:
 
 
 def _product(features: Sequence[float], values: Sequence[float]) -> float:
-    return sum([one * other for one, other in zip(features, values, strict=True)])
+    return sum([feature * value for feature, value in zip(features, values, strict=True)])
 
 
 def _solution(evidence: Matrix, ridge: Sequence[float], pull: Sequence[float]) -> list[float]:

@@ -138,8 +138,8 @@ def plan(
             given = [None if o else k or 0 for o, k in zip(is_open, lengths, strict=True)]
             problem = _problem_of(views, cost, settings, () if all(is_open) else given)
             choice = search(problem)
-            found = zip(is_open, choice.lengths.tolist(), lengths, strict=True)
-            lengths = [new if o else k for o, new, k in found]
+            searched_lens = zip(is_open, choice.lengths.tolist(), lengths, strict=True)
+            lengths = [new if o else k for o, new, k in searched_lens]
     if problem is None or choice is None:
         problem = _problem_of(views, cost, settings, lengths)
         choice = Choice(problem.first_options, problem.min_lens)
@@ -201,7 +201,7 @@ def batch_table_of(
     option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
     view = SequenceView(0, 0, 1, BATCH_TABLE, (option,))
     scores = [uniform_scores(problem_of([view] * batch_size, cost))[1] for batch_size in rows]
-    return BatchTable(tuple(rows), tuple(int(of_one.argmax()) for of_one in scores))
+    return BatchTable(tuple(rows), tuple(int(of_size.argmax()) for of_size in scores))
 
 
 def _given_len(view: SequenceView, batch_size: int, settings: PlannerSettings) -> int | None:

@@ -180,7 +180,9 @@ def problem_of(
     context_lens, remaining, each, targets = zip(*map(_FIELDS, views), strict=True)
     assert all(each), "a view without an option"
     if given:
-        each = tuple([own if k is None else own[:1] for own, k in zip(each, given, strict=True)])
+        each = tuple(
+            [options if k is None else options[:1] for options, k in zip(each, given, strict=True)]
+        )
     options = list(chain.from_iterable(each))
     num_options = np.array(list(map(len, each)))
     first_options = np.cumsum(num_options) - num_options
@@ -243,7 +245,7 @@ def _survivals(probs: Sequence[Sequence[float] | Floats], max_lens: Sequence[int
     """`PlanProblem.survivals`, shape [R, K]."""
     survivals = np.zeros((len(max_lens), max(max_lens)))
     is_possible = np.arange(survivals.shape[1]) < np.array(max_lens)[:, None]
-    known = [one[:most] for one, most in zip(probs, max_lens, strict=True)]
+    known = [row[:most] for row, most in zip(probs, max_lens, strict=True)]
     survivals[is_possible] = np.concatenate(known)
     np.multiply.accumulate(survivals, axis=1, out=survivals)
     survivals[~is_possible] = IMPOSSIBLE
