@@ -42,9 +42,9 @@ def test_a_pair_that_openvino_computes(monkeypatch: pytest.MonkeyPatch, tmp_path
     down that of the loop. PyTorch has one thread left."""
     seen: list[threading.Thread] = []
 
-    def cached_profile(*args: Any) -> Any:
+    def cached_profile(*args: Any, **options: Any) -> Any:
         seen.append(threading.current_thread())
-        return profiled(*args)
+        return profiled(*args, **options)
 
     profiled = build_torch.cached_profile
     monkeypatch.setattr(build_torch, "cached_profile", cached_profile)

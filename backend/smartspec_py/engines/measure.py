@@ -247,7 +247,12 @@ class _Target:
         seconds = self.seconds(context_s, context_token_s)
         grid = tuple(tuple(seconds[r, num] for num in self._tokens) for r in self._rows)
         return PassTable(
-            self._rows, self._tokens, grid, self._context_len, context_s, context_token_s
+            rows=self._rows,
+            tokens_per_row=self._tokens,
+            seconds=grid,
+            context_len=self._context_len,
+            context_s=context_s,
+            context_token_s=context_token_s,
         )
 
     def seconds(self, context_s: float, context_token_s: float) -> dict[tuple[int, int], float]:

@@ -18,14 +18,29 @@ Part = Callable[[str], torch.Tensor | None]
 """A tensor of the matrix by the end of its name; None if the files have none."""
 
 PARTS = (
-    *("qweight", "qzeros", "scales", "g_idx"),
-    *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight_packed",
+    "weight_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
 )
 """Ends of the names of tensors that only quantised matrices have."""
 
 OF_ACTIVATIONS = (
-    *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
-    *("q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point"),
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "q_zero_point",
+    "k_zero_point",
+    "v_zero_point",
 )
 """The same of tensors that are left out: activations, keys and values are not quantised as the
 checkpoint says."""
@@ -100,7 +115,7 @@ def _gptq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
     group_of = part("g_idx")
     if group_of is None and settings.get("desc_act") and len(scales) > 1:
         raise ValueError("no g_idx, but desc_act in config.json")
-    return _dequantised(values, zeros.T, scales.T, settings, group_of)
+    return _dequantised(values, zeros.T, scales.T, settings, group_of=group_of)
 
 
 def _awq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
@@ -142,7 +157,7 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor
         raise ValueError("no weight_g_idx, but actorder is group in config.json")
     if group_of is not None and bool((group_of == -1).any()):
         group_of = None  # it was never set, and groups are adjacent
-    return _dequantised(values, zeros.reshape(scales.shape), scales, settings, group_of)
+    return _dequantised(values, zeros.reshape(scales.shape), scales, settings, group_of=group_of)
 
 
 def _group_sizes(settings: Any) -> set[int]:

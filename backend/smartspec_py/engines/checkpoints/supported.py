@@ -69,8 +69,14 @@ DTYPES = (None, "float32", "bfloat16", "float16", "float64")
 """Types of a checkpoint. Texts are computed in `dtype` of engine.json."""
 
 SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
 )
 """Fields of a configuration that count something, if they are there."""
 
@@ -78,8 +84,15 @@ MOST_SIZE = 100_000_000
 
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps")
 OF_ROTATION = (
-    *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor"),
-    *("beta_fast", "beta_slow", "partial_rotary_factor", "original_max_position_embeddings"),
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
 )
 """Numbers of a rotary embedding, which Transformers does not check. With wrong ones, such as
 negative ones under a root, all logits are NaN, and texts are empty."""

@@ -203,7 +203,7 @@ def _draws(request: VerifyRequest, first: int) -> list[_Draw]:
         if row < num_judged:
             draft = request.drafts[row]
             probs = None if request.draft_probs is None else request.draft_probs[row]
-        draws.append(_Draw(first + row, sampling, request.position + row, draft, probs))
+        draws.append(_Draw(first + row, sampling, request.position + row, draft, draft_probs=probs))
     return draws
 
 

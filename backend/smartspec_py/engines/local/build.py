@@ -106,7 +106,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     for runner in runners:
         runner.release()
         runner.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
-    return _engine(setup, target, drafter, cost, stored_at)
+    return _engine(setup, target, drafter, cost, stored_at=stored_at)
 
 
 def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Setup:
@@ -144,7 +144,16 @@ def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Set
                 eagle = read_config(heads, load_config(model, run_config.max_len))
     layers = () if eagle is None else eagle.layer_ids
     run_config = replace(run_config, gives_hidden=medusa is not None, state_layers=layers)
-    return _Setup(config, limits, devices, tokenizer, run_config, draft, medusa, eagle)
+    return _Setup(
+        config=config,
+        limits=limits,
+        devices=devices,
+        tokenizer=tokenizer,
+        run_config=run_config,
+        draft=draft,
+        medusa=medusa,
+        eagle=eagle,
+    )
 
 
 def _models(
@@ -228,7 +237,9 @@ def _measured(
     ]
     shape = _shape(limits, runner.bytes_per_token)
     cache = folder / config.profile_cache if config.profile_cache else None
-    cost = cached_profile(target, drafter, shape, cache, identity, limits.profile_s)
+    cost = cached_profile(
+        target, drafter, shape, folder=cache, identity=identity, budget_s=limits.profile_s
+    )
     cost = replace(cost, target=replace(cost.target, is_padded=runner.is_padded))
     if drafter and cost.draft:
         draft_table = replace(cost.draft, is_padded=drafter.runner.is_padded)
@@ -299,10 +310,10 @@ def _with_context_len(
 def _shape(limits: LimitsConfig, bytes_per_token: int) -> ProfileShape:
     fitting = MAX_PROFILED_BYTES // (limits.max_sequences * bytes_per_token)
     return ProfileShape(
-        limits.max_sequences,
-        limits.max_draft_len,
-        min(limits.context_len // 2, MAX_PROFILED_CONTEXT, max(1, fitting)),
-        limits.prefill_chunk,
+        max_sequences=limits.max_sequences,
+        max_draft_len=limits.max_draft_len,
+        context_len=min(limits.context_len // 2, MAX_PROFILED_CONTEXT, max(1, fitting)),
+        prefill_chunk=limits.prefill_chunk,
         # Longer ones change no cost. The served context depends on the memory that is free.
-        min(limits.context_len, PROMPT_GRID[-1]),
+        max_prompt=min(limits.context_len, PROMPT_GRID[-1]),
     )

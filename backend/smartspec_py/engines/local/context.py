@@ -49,7 +49,7 @@ def choose_context_len(
     for config, (_, device) in zip(configs, models, strict=True):
         of_device.setdefault(device, []).append(config)
     fitting, left = min(
-        _fitting(together, device, dtype, num_rows, kv_cache)
+        _fitting(together, device, dtype, num_rows, kv_cache=kv_cache)
         for device, together in of_device.items()
     )
     if reach <= fitting:

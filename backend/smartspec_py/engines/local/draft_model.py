@@ -194,7 +194,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
     def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
         """These tokens, after those that the row holds."""
         row, num_prompt = drafting.state.row, 0 if num_logits else len(tokens)
-        return RowInput(row.index, row.num_cached, tokens, num_logits, num_prompt)
+        return RowInput(row.index, row.num_cached, tokens, num_logits, num_prompt=num_prompt)
 
 
 def _lag(drafting: Drafting) -> int:

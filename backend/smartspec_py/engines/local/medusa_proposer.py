@@ -163,7 +163,8 @@ class HeadsProposer(Proposer):
         seconds = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
             tasks = [
-                DraftTask(sequence, [0], 1, longest, sampling) for sequence in range(num_sequences)
+                DraftTask(sequence, [0], num_prompt=1, draft_len=longest, sampling=sampling)
+                for sequence in range(num_sequences)
             ]
             seconds.append(min(self._timed(tasks) for _ in range(NUM_TIMINGS)))
         self._sequences.clear()

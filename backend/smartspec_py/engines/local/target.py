@@ -93,7 +93,9 @@ class TorchTarget(CachedModel[_TargetSequence]):
         history = history_of(sampling, num_prompt, grammar)
         if history is not None:
             history.extend(known)
-        self._sequences[sequence] = _TargetSequence(row, history, known, num_prompt, sampling)
+        self._sequences[sequence] = _TargetSequence(
+            row, history, tokens=known, num_prompt=num_prompt, sampling=sampling
+        )
         return row.num_cached
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -143,9 +145,9 @@ class TorchTarget(CachedModel[_TargetSequence]):
             num_again = int(num_prompt == 1 and work.start > 0)
             first = work.start - num_again
             known, num_prompt = state.tokens[first:end], num_prompt + num_again
-            read = RowInput(row.index, first, known, num_logits, num_prompt)
+            read = RowInput(row.index, first, known, num_logits, num_prompt=num_prompt)
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
-            return _Item(work.sequence, read, request, scored, num_again)
+            return _Item(work.sequence, read, request, scored=scored, num_again=num_again)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
         _, drafts, probs = verified
         if probs is not None:
@@ -154,7 +156,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
         return _Item(
             work.sequence,
             RowInput(row.index, row.num_cached, tokens, len(tokens)),
-            VerifyRequest(sampling, position, state.history, drafts, probs),
+            VerifyRequest(sampling, position, state.history, drafts=drafts, draft_probs=probs),
         )
 
     def _fail(self, sequence: SequenceId, failure: Failure | None) -> Event:

@@ -197,7 +197,10 @@ class Runner(ABC):
         tokens = [0] * tokens_per_row
         wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
         num_prompt = 0 if num_logits is None else tokens_per_row
-        inputs = [RowInput(row, position, tokens, wanted, num_prompt) for row in range(batch_size)]
+        inputs = [
+            RowInput(row, position, tokens, wanted, num_prompt=num_prompt)
+            for row in range(batch_size)
+        ]
         start = time.perf_counter()
         self.forward(inputs).logits.argmax(-1).tolist()
         return time.perf_counter() - start

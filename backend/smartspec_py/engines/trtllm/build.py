@@ -98,12 +98,19 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     cache = folder / config.profile_cache if config.profile_cache else None
     identity = [torch.cuda.get_device_name(0), *(repr(engine.config) for engine in engines)]
     shape = _shape(capabilities, engines[0])
-    cost = cached_profile(target, draft, shape, cache, identity, limits.profile_s)
+    cost = cached_profile(
+        target, draft, shape, folder=cache, identity=identity, budget_s=limits.profile_s
+    )
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
-    path = profile_path(shape, cache, identity)
-    ends = end_tokens(model, vocab_size, tokenizer)
     log_unused_defaults(model)
-    return Engine(tokenizer, ends, target, proposers, cost, path)
+    return Engine(
+        tokenizer=tokenizer,
+        end_tokens=end_tokens(model, vocab_size, tokenizer),
+        target=target,
+        proposers=proposers,
+        cost=cost,
+        profile_path=profile_path(shape, cache, identity),
+    )
 
 
 def _engines(
@@ -201,4 +208,10 @@ def _shape(capabilities: TargetCapabilities, engine: EngineFiles) -> ProfileShap
     fitting = engine.built("max_num_tokens") // rows - most
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))
     longest = capabilities.max_context_len - 1  # a prompt leaves room for one token
-    return ProfileShape(rows, capabilities.max_draft_len, context_len, longest, longest)
+    return ProfileShape(
+        max_sequences=rows,
+        max_draft_len=capabilities.max_draft_len,
+        context_len=context_len,
+        prefill_chunk=longest,
+        max_prompt=longest,
+    )

@@ -118,9 +118,13 @@ class TrtllmTarget(ExecutorModel):
     ) -> int:
         """Keep the tokens. Returns 0, because the executor finds cached tokens by itself."""
         known = list(map(int, tokens))  # the bindings do not convert NumPy integers
-        salt = None if reuses_prefix else cache_salt(sequence)
-        bias = embedding_bias(sampling, self._num_logits)
-        self._held[sequence] = _TrtllmSequence(known, num_prompt, sampling, salt, bias)
+        self._held[sequence] = _TrtllmSequence(
+            tokens=known,
+            num_prompt=num_prompt,
+            sampling=sampling,
+            salt=None if reuses_prefix else cache_salt(sequence),
+            bias=embedding_bias(sampling, self._num_logits),
+        )
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -219,7 +223,15 @@ class TrtllmTarget(ExecutorModel):
             reported = (*tokens, *state.sampling.end_tokens[:1])  # the executor omits end_id
         num_drafted, num_accepted = _verification(flight.work, reported)
         log_probs = _log_probs(result, tokens, state.sampling)
-        event = Event(sequence, tokens, num_drafted, num_accepted, result.is_final, finish, pass_s)
+        event = Event(
+            sequence,
+            tokens,
+            num_drafted=num_drafted,
+            num_accepted=num_accepted,
+            is_last=result.is_final,
+            finish=finish,
+            pass_s=pass_s,
+        )
         return event._replace(log_probs=log_probs) if log_probs else event
 
     def _end_work(self, flight: _InFlight) -> None:

@@ -167,7 +167,9 @@ class DecoderGraph:
         )
         values = op.squeeze(values, _int(1))
         window = attention_window(layer, self.config, self.max_len)
-        attended = self._attend(index, queries, keys, values, attention.scaling, window or 0)
+        attended = self._attend(
+            index, queries, keys, values, scaling=attention.scaling, window=window or 0
+        )
         return self._linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, _int(1)))
 
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
@@ -229,7 +231,7 @@ class DecoderGraph:
         heads = op.transpose(heads, _ints(0, 2, 1, 3))  # [N, heads, 1, D]
 
         def between(first: int, end: int) -> Any:
-            return op.slice(heads, _ints(first), _ints(end), _ints(1), _ints(3))
+            return op.slice(heads, _ints(first), _ints(end), step=_ints(1), axes=_ints(3))
 
         part, rest = heads, []
         if 2 * half < self.head_dim:
@@ -261,18 +263,16 @@ class DecoderGraph:
             op.constant(np.zeros(0, np.float32)),
         )
         zero = op.constant(np.int32(0))
-        operands = [
-            *(queries, keys, values, *self.caches[2 * index : 2 * index + 2]),
-            *(inputs["past_lens"], inputs["subsequence_begins"]),
-            *(inputs["block_indices"], inputs["block_indices_begins"]),
-            *(_float(scaling), op.constant(np.int32(window)), no_floats, self.longest),
-            # Scores, rotated blocks, sparse attention, sinks, evicted blocks, mask between queries.
-            *(nothing, nothing, nothing, no_floats, no_floats, zero, zero),
-            *(op.constant(np.zeros((0, 0, 0, 0), np.float32)), zero),
-            *(nothing, nothing, nothing, nothing),
-            # Masks of trees, and where they begin.
-            *(op.constant(np.zeros(0, np.uint8)), nothing),
-        ]
+        operands = [queries, keys, values, *self.caches[2 * index : 2 * index + 2]]
+        operands += [inputs["past_lens"], inputs["subsequence_begins"]]
+        operands += [inputs["block_indices"], inputs["block_indices_begins"]]
+        operands += [_float(scaling), op.constant(np.int32(window)), no_floats, self.longest]
+        # Scores, rotated blocks, sparse attention, sinks, evicted blocks, mask between queries.
+        operands += [nothing, nothing, nothing, no_floats, no_floats, zero, zero]
+        operands += [op.constant(np.zeros((0, 0, 0, 0), np.float32)), zero]
+        operands += [nothing, nothing, nothing, nothing]
+        # Masks of trees, and where they begin.
+        operands += [op.constant(np.zeros(0, np.uint8)), nothing]
         node = _PagedAttentionExtension([operand.output(0) for operand in operands])
         info = node.get_rt_info()
         for name in ("k", "v"):
