@@ -148,7 +148,7 @@ class Controller:
         reason: Reason = Reason.PLANNED,
     ) -> Decision:
         cost = self._corrections.cost
-        return Decision(plan(views, cost, settings), views, cost, settings, reason)
+        return Decision(plan(views, cost, settings), views, cost, settings, reason=reason)
 
     def _observe_plan(self, decision: Decision, step: MeasuredStep) -> None:
         is_probe = decision.reason is Reason.PROBE

@@ -120,7 +120,10 @@ class Intake:
             num_input_tokens=len(prompt),
             no_speculation=no_speculation,
         )
-        return request, ResponseState(request.sequence, sink, text, common, request.max_draft_len)
+        state = ResponseState(
+            request.sequence, sink, text, common, max_draft_len=request.max_draft_len
+        )
+        return request, state
 
     def _check_supported(self, params: GenerateParams) -> None:
         for name in sorted(self._engine.target.capabilities.unsupported):

@@ -86,7 +86,13 @@ class StepLoop:
         )
         self._speculation = Speculation(proposers)
         self.scheduler = Scheduler(
-            target, self._speculation, self._batcher, budget, inbox, self._post, clock
+            target=target,
+            speculation=self._speculation,
+            batcher=self._batcher,
+            budget=budget,
+            inbox=inbox,
+            post=self._post,
+            clock=clock,
         )
         self._engine_timeout_s = engine_timeout_s
         self._drain_until_s = math.inf
@@ -126,7 +132,7 @@ class StepLoop:
         self.scheduler.apply(events, decision.views)
         watch.mark("total_s")
         if events:
-            self._record(decision, prefills, drafted, events, watch)
+            self._record(decision, prefills, drafted, events, watch=watch)
         self._end_s = watch.end_s
         if not any(self._batcher):
             self.flush()
@@ -278,12 +284,12 @@ class StepLoop:
             used = cache.used(self._batcher.live.values()) / max(1, cache.budget.capacity)
             self._cache_utilization = min(1.0, used)
         state = LoopState(
-            self.num_live,
-            self.num_waiting,
-            self._cache_utilization,
-            self.scheduler.num_preemptions,
-            self.controller.num_switches,
-            self.controller.time_errors,
+            num_running=self.num_live,
+            num_waiting=self.num_waiting,
+            cache_utilization=self._cache_utilization,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_switches=self.controller.num_switches,
+            time_errors=self.controller.time_errors,
         )
         if state != self._shown:
             self._shown = state

@@ -33,19 +33,19 @@ FAMILIES: list[Family] = []
 
 
 def _counter(name: str, meaning: str, *labels: str) -> Family:
-    return _family(name, Kind.COUNTER, meaning, labels)
+    return _family(name, Kind.COUNTER, meaning, labels=labels)
 
 
 def _gauge(name: str, meaning: str, *labels: str) -> Family:
-    return _family(name, Kind.GAUGE, meaning, labels)
+    return _family(name, Kind.GAUGE, meaning, labels=labels)
 
 
 def _histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Family:
-    return _family(name, Kind.HISTOGRAM, meaning, (), buckets)
+    return _family(name, Kind.HISTOGRAM, meaning, buckets=buckets)
 
 
-def _family(name: str, *fields: Any) -> Family:
-    FAMILIES.append(family := Family(f"smartspec_{name}", *fields))
+def _family(name: str, kind: Kind, meaning: str, **fields: Any) -> Family:
+    FAMILIES.append(family := Family(f"smartspec_{name}", kind, meaning, **fields))
     return family
 
 

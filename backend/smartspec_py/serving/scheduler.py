@@ -150,8 +150,8 @@ class Scheduler:
             request.tokens,
             request.num_prompt,
             request.sampling,
-            request.reuses_prefix,
-            request.grammar,
+            reuses_prefix=request.reuses_prefix,
+            grammar=request.grammar,
         )
         if request.scheduled_s is None:
             self._inbox.leave(1)

@@ -109,13 +109,13 @@ class Server:
         the most that keys and values of all requests may take."""
         new_loop = partial(
             StepLoop,
-            engine.target,
-            proposers,
-            engine.cost,
-            budget,
-            self._inbox,
-            engine.prefill_chunk(config.limits.prefill_chunk),
-            self._responder.post,
+            target=engine.target,
+            proposers=proposers,
+            cost=engine.cost,
+            budget=budget,
+            inbox=self._inbox,
+            prefill_chunk=engine.prefill_chunk(config.limits.prefill_chunk),
+            post=self._responder.post,
             batch_table=config.planner.batch_table,
             engine_timeout_s=self._engine_timeout_s,
         )
@@ -200,7 +200,7 @@ class Server:
             raise RequestError(ErrorCode.UNAVAILABLE, message)
         late = self._refusal_at_deadline(params, sink, arrival_s)
         try:
-            self._compiling.submit(self._receive_or_refuse, params, sink, arrival_s, late)
+            self._compiling.submit(self._receive_or_refuse, params, sink, arrival_s, late=late)
         except RuntimeError:
             self._may_wait.release()
             if late is None or self._responder.withdraw(late):

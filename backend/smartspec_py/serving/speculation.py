@@ -83,7 +83,7 @@ class Speculation:
             _view(
                 request,
                 [
-                    self._option(request, name, num, drafts_s, estimates)
+                    self._option(request, name, num, drafts_s, estimates=estimates)
                     for name, num in available.get(request.sequence, ())
                 ],
                 now,
@@ -110,13 +110,13 @@ class Speculation:
             request.proposer = spec_plan.option(view).proposer
             tasks[request.proposer].append(
                 DraftTask(
-                    request.sequence,
-                    request.tokens,
-                    request.num_prompt,
-                    draft_len,
-                    request.sampling,
-                    request.reuses_prefix,
-                    request.grammar,
+                    sequence=request.sequence,
+                    tokens=request.tokens,
+                    num_prompt=request.num_prompt,
+                    draft_len=draft_len,
+                    sampling=request.sampling,
+                    reuses_prefix=request.reuses_prefix,
+                    grammar=request.grammar,
                 )
             )
         drafts = {}
@@ -143,7 +143,7 @@ class Speculation:
                     accepted = event.num_accepted if drafted else 0
                     self._proposers[name].observe(request.sequence, accepted, event.hidden)
                 is_burst = num_events[request.sequence] > 1
-                if trial := self._trial(name, request, event, asked, is_burst):
+                if trial := self._trial(name, request, event, asked, is_burst=is_burst):
                     trials[name].append(trial)
         for name, group in trials.items():
             self._acceptance[name].observe(group)
@@ -287,12 +287,12 @@ class Speculation:
         probs = estimates.get((request.sequence, name), NO_PROBS)
         lag = self._proposers[name].draft_lag(request.sequence, len(request.tokens))
         return DraftOption(
-            num_available,
-            probs[:num_available],
-            lag if lag > SHORT_LAG else 0,
-            self._capabilities[name].has_passes,
-            drafts_s[name],
-            name,
+            max_draft_len=num_available,
+            accept_probs=probs[:num_available],
+            draft_lag=lag if lag > SHORT_LAG else 0,
+            has_draft_passes=self._capabilities[name].has_passes,
+            draft_s=drafts_s[name],
+            proposer=name,
         )
 
     def _caching(self, request: Request) -> str | None:
@@ -302,13 +302,13 @@ class Speculation:
 
 def _view(request: Request, options: Sequence[DraftOption], now: float) -> SequenceView:
     return SequenceView(
-        request.sequence,
-        len(request.tokens),
-        request.remaining,
-        request.policy,
-        tuple(options) or (NO_OPTION,),
-        request.slo_s_per_token,
-        _slack_s(request, now),
+        sequence=request.sequence,
+        context_len=len(request.tokens),
+        remaining=request.remaining,
+        policy=request.policy,
+        options=tuple(options) or (NO_OPTION,),
+        slo_s_per_token=request.slo_s_per_token,
+        slack_s=_slack_s(request, now),
     )
 
 

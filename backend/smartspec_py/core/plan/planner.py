@@ -152,7 +152,13 @@ def _problem_of(
     settings: PlannerSettings,
     given: Sequence[int | None] = (),
 ) -> PlanProblem:
-    return problem_of(views, cost, given, settings.num_prefilling, settings.ready_sizes)
+    return problem_of(
+        views,
+        cost,
+        given,
+        num_prefilling=settings.num_prefilling,
+        ready_sizes=settings.ready_sizes,
+    )
 
 
 def evaluate(
@@ -199,7 +205,9 @@ def batch_table_of(
     """
     cost = replace(cost, change_s=0.0)
     option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
-    view = SequenceView(0, 0, 1, BATCH_TABLE, (option,))
+    view = SequenceView(
+        sequence=0, context_len=0, remaining=1, policy=BATCH_TABLE, options=(option,)
+    )
     scores = [uniform_scores(problem_of([view] * batch_size, cost))[1] for batch_size in rows]
     return BatchTable(tuple(rows), tuple(int(of_size.argmax()) for of_size in scores))
 
