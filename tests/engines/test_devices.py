@@ -15,7 +15,7 @@ from torch_models import make_proposer, make_target, poll
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import ConfigError
-from smartspec_py.engines.base import DraftTask, Prefill, Verify
+from smartspec_py.engines.base import DraftTask, Prefill, SequenceStart, Verify
 from smartspec_py.engines.local import build as build_torch
 from smartspec_py.engines.local.devices import Devices, place
 from smartspec_py.serving.intake import cache_budget
@@ -88,7 +88,7 @@ def test_distributions_of_drafts_move_to_the_target() -> None:
     target, proposer = make_target("llama, grouped keys"), make_proposer("llama, grouped keys")
     sampling = SamplingParams(temperature=1.0, seed=5, verification=Verification.REJECTION)
     prompt = (3, 4, 5, 6)
-    target.begin(1, prompt, len(prompt), sampling)
+    target.begin(SequenceStart(1, prompt, len(prompt), sampling))
     [event] = poll(target, Prefill(1, prompt, 0, is_last=True))
     [draft] = proposer.propose([DraftTask(1, prompt + event.tokens, 4, 3, sampling)])
     probs = draft.probs.as_subclass(OnDraft)

@@ -18,7 +18,14 @@ from torch_models import MAX_DRAFT_LEN, poll
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, TargetCapabilities
+from smartspec_py.engines.base import (
+    Decode,
+    Draft,
+    DraftTask,
+    Prefill,
+    SequenceStart,
+    TargetCapabilities,
+)
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.local import eagle_proposer
@@ -475,7 +482,7 @@ def test_drafts_do_not_depend_on_the_steps_before(
     driver = EagleDriver(target, proposer, Reference(tensors, "midlayer"), config.path)
     shared = [(7 * i) % VOCAB for i in range(12)]
     other = [(5 * i + 1) % VOCAB for i in range(12)]
-    target.begin(99, other, 12, GREEDY)
+    target.begin(SequenceStart(99, other, 12, GREEDY))
     poll(target, Prefill(99, tuple(other), 0, True))
     target.release(99)
     todo = [[*other, 8], [*other, 9], [*shared, 1, 2], [*shared, 3], [*shared, 4, 4], shared]

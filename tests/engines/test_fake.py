@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, Verify
+from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, SequenceStart, Verify
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget, fake_token
 from smartspec_testing.fake_proposer import FakeProposer
@@ -40,7 +40,7 @@ def begun(*prompts, capabilities=CAPABILITIES, sampling=GREEDY, **options):
     """A target at which sequences 1, 2, .. have begun with these prompts."""
     target = FakeTarget(capabilities, **options)
     for sequence, prompt in enumerate(prompts, start=1):
-        assert target.begin(sequence, prompt, len(prompt), sampling) == 0
+        assert target.begin(SequenceStart(sequence, prompt, len(prompt), sampling)) == 0
     return target
 
 
@@ -115,7 +115,7 @@ def test_a_poll_lasts_its_passes():
     clock = VirtualClock()
     target = prefilled(cost=COST, clock=clock)
     assert clock.now() == pytest.approx(2.0)  # the prompt (3, 4)
-    target.begin(2, (1, 2, 3), 3, GREEDY)
+    target.begin(SequenceStart(2, (1, 2, 3), 3, GREEDY))
     target.submit([Verify(1, (28,)), prefill(2, (1, 2, 3))])
     assert [event.pass_s for event in target.poll(0.0)] == pytest.approx([2.0, 3.0])
     assert clock.now() == pytest.approx(7.0)
@@ -141,7 +141,7 @@ def test_a_poll_lasts_its_passes():
 def test_wrong_work_raises(work, error):
     """Sequence 2 has begun with ten tokens; chunks of 8 are the largest."""
     target = prefilled()
-    target.begin(2, (6,) * 10, 10, GREEDY)
+    target.begin(SequenceStart(2, (6,) * 10, 10, GREEDY))
     with pytest.raises(error):
         target.submit([work])
 
@@ -152,7 +152,7 @@ def test_a_sequence_that_was_preempted_begins_again_with_what_it_has():
     target.submit([Decode(1, 1)])
     target.poll(0.0)
     target.release(1)
-    assert target.begin(1, (3, 4, 21, 28), 2, GREEDY) == 0
+    assert target.begin(SequenceStart(1, (3, 4, 21, 28), 2, GREEDY)) == 0
     target.submit([prefill(1, (3, 4, 21, 28))])
     assert target.poll(0.0) == [Event(1, (35,))]
     target.check_integrity()

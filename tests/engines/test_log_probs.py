@@ -8,7 +8,7 @@ import pytest
 from torch_models import OPENVINO, VOCAB_SIZE, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, TokenLogProb
-from smartspec_py.engines.base import Decode, Event, Prefill, Verify
+from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify
 from smartspec_py.engines.local.target import TorchTarget
 
 SAMPLING = SamplingParams(log_probs=True, num_top_log_probs=3, prompt_log_probs=True)
@@ -17,8 +17,8 @@ NUM_TOKENS = 12
 
 def of_prompt(target: TorchTarget, sequence: int, tokens: list[int], chunk: int) -> list[Event]:
     """The events of a prompt that is read in chunks, each beside a chunk of another prompt."""
-    target.begin(sequence, tokens, len(tokens), SAMPLING, reuses_prefix=False)
-    target.begin(sequence + 1, [3] * 40, 40, SamplingParams(), reuses_prefix=False)
+    target.begin(SequenceStart(sequence, tokens, len(tokens), SAMPLING, reuses_prefix=False))
+    target.begin(SequenceStart(sequence + 1, [3] * 40, 40, SamplingParams(), reuses_prefix=False))
     events = []
     for start in range(0, len(tokens), chunk):
         part = tuple(tokens[start : start + chunk])

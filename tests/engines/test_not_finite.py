@@ -16,7 +16,7 @@ from torch_models import (
 )
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.base import Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import Prefill, SequenceStart, TargetCapabilities, Verify, Work
 from smartspec_py.engines.local.target import TorchTarget
 
 KIND = "llama, grouped keys"
@@ -50,8 +50,8 @@ def make_target(kind: str) -> TorchTarget:
 )
 def test_only_the_sequence_that_overflows_fails(kind: str, sampling: SamplingParams) -> None:
     target = make_target(kind)
-    target.begin(0, GOOD, len(GOOD), SamplingParams())
-    target.begin(1, BAD, len(BAD), sampling)
+    target.begin(SequenceStart(0, GOOD, len(GOOD), SamplingParams()))
+    target.begin(SequenceStart(1, BAD, len(BAD), sampling))
     good, bad = poll(
         target, Prefill(0, tuple(GOOD), 0, True), Prefill(1, tuple(BAD), 0, True)
     )  # fmt: skip
@@ -61,7 +61,7 @@ def test_only_the_sequence_that_overflows_fails(kind: str, sampling: SamplingPar
     assert not bad.tokens
     target.release(1)
     other = GOOD[::-1]
-    assert target.begin(2, other, len(other), SamplingParams()) == 0
+    assert target.begin(SequenceStart(2, other, len(other), SamplingParams())) == 0
     work: list[Work] = [Verify(0, ()), Prefill(2, tuple(other), 0, True)]
     texts: dict[int, list[int]] = {0: list(good.tokens), 2: []}
     for _ in range(8):
@@ -80,7 +80,7 @@ def test_a_draft_that_overflows_is_rejected(kind: str, verification: Verificatio
     texts = []
     for drafts in ((), (POISON, 9)):
         target = make_target(kind)
-        target.begin(0, GOOD, len(GOOD), sampling)
+        target.begin(SequenceStart(0, GOOD, len(GOOD), sampling))
         [event] = poll(target, Prefill(0, tuple(GOOD), 0, True))
         text = list(event.tokens)
         for verified in (drafts, (), ()):

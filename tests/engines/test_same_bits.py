@@ -28,7 +28,14 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import (
+    Event,
+    Prefill,
+    SequenceStart,
+    TargetCapabilities,
+    Verify,
+    Work,
+)
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.runner import RunnerConfig, bytes_per_token
 
@@ -103,7 +110,7 @@ class Reference:
         key = tuple(prompt)
         if key not in self._found:
             target, logits, text = self._target, [], list(prompt)
-            target.begin(0, prompt, len(prompt), GREEDY, reuses_prefix=False)
+            target.begin(SequenceStart(0, prompt, len(prompt), GREEDY, reuses_prefix=False))
             work: Work = Prefill(0, key, 0, True)
             for _ in range(NUM_TOKENS):
                 target.submit([work])
@@ -159,7 +166,7 @@ class RandomRun:
 
     def _begin(self, prompt: list[int], tokens: list[int]) -> None:
         sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
-        num_read = self.target.begin(sequence, tokens, len(prompt), GREEDY)
+        num_read = self.target.begin(SequenceStart(sequence, tokens, len(prompt), GREEDY))
         self.num_reused += num_read
         self.live[sequence] = Live(prompt, tokens, num_read)
 

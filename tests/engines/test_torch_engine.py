@@ -29,7 +29,7 @@ from torch_models import (
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, Verify, Work
+from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, SequenceStart, Verify, Work
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
@@ -64,7 +64,7 @@ class Driver:
     ) -> None:
         """num_prompt: None where all tokens are of the prompt."""
         num_prompt = len(tokens) if num_prompt is None else num_prompt
-        num_cached = self.target.begin(sequence, tokens, num_prompt, sampling)
+        num_cached = self.target.begin(SequenceStart(sequence, tokens, num_prompt, sampling))
         assert 0 <= num_cached < len(tokens)
         self.tokens[sequence] = list(tokens)
         self.unread[sequence] = tokens[num_cached:]
@@ -330,7 +330,7 @@ def write(
     reuses_prefix: bool = True,
 ) -> tuple[int, list[int]]:
     """A sequence alone, without drafts: how many tokens it found cached, and its text."""
-    num_cached = target.begin(sequence, tokens, len(tokens), sampling, reuses_prefix)
+    num_cached = target.begin(SequenceStart(sequence, tokens, len(tokens), sampling, reuses_prefix))
     prefill = Prefill(sequence, tuple(tokens[num_cached:]), num_cached, True)
     text = [*poll(target, prefill)[0].tokens]
     while len(text) < num_tokens:
@@ -375,7 +375,7 @@ def test_drafts_may_fill_the_row() -> None:
     target = make_target("llama")
     prompt = [5] * (MAX_LEN - 6)
     first, *drafts = expected_text("llama", prompt, 6)
-    target.begin(1, prompt, len(prompt), GREEDY)
+    target.begin(SequenceStart(1, prompt, len(prompt), GREEDY))
     [event] = poll(target, Prefill(1, tuple(prompt), 0, True))
     assert event.tokens == (first,)
     [event] = poll(target, Verify(1, tuple(drafts)))

@@ -13,7 +13,14 @@ import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify
+from smartspec_py.engines.base import (
+    Decode,
+    Event,
+    Prefill,
+    SequenceStart,
+    TargetCapabilities,
+    Verify,
+)
 from smartspec_py.engines.trtllm.requests import request_seed
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor
@@ -61,7 +68,7 @@ def make(capabilities=CAPABILITIES, **options):
 
 def begin(target, sequence, prompt, sampling=GREEDY):
     """Begin a sequence, and submit its prompt."""
-    assert target.begin(sequence, prompt, len(prompt), sampling) == 0
+    assert target.begin(SequenceStart(sequence, prompt, len(prompt), sampling)) == 0
     target.submit([Prefill(sequence, prompt, 0, True)])
 
 
@@ -129,7 +136,7 @@ def test_each_work_is_one_request_with_all_tokens():
 
 def test_a_burst_is_in_flight_while_others_verify():
     target, _ = prefilled()
-    target.begin(2, (5,), 1, GREEDY)
+    target.begin(SequenceStart(2, (5,), 1, GREEDY))
     target.submit([Decode(1, 3), Prefill(2, (5,), 0, True)])
     assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2, (12,))]
     target.submit([Verify(2, (19,))])  # 5 + 7 * 2
@@ -221,8 +228,8 @@ def test_the_context_limit_ends_the_sequence(max_context_len, max_seq_len, token
 def test_failures_concern_one_sequence():
     """9 tokens never fit into 8, and 9 drafts are more than 8: both are error responses."""
     target, _ = prefilled(limits=EngineLimits(max_num_tokens=8))
-    target.begin(2, range(9), 9, GREEDY)
-    target.begin(3, (5,), 1, GREEDY)
+    target.begin(SequenceStart(2, range(9), 9, GREEDY))
+    target.begin(SequenceStart(3, (5,), 1, GREEDY))
     target.submit(
         [
             Verify(1, (28,) * 9),
@@ -357,7 +364,7 @@ def test_log_probs_are_the_model_s():
 )
 def test_misuse_raises(work, error):
     target, _ = prefilled(sampling=SamplingParams(temperature=1.0))
-    target.begin(2, PROMPT, 2, GREEDY)
+    target.begin(SequenceStart(2, PROMPT, 2, GREEDY))
     with pytest.raises(error):
         target.submit([work])
 

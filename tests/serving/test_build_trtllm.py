@@ -16,7 +16,7 @@ from harness import LoopHarness, fake_text
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.defaults import ConfigError
-from smartspec_py.engines.base import Prefill
+from smartspec_py.engines.base import Prefill, SequenceStart
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.trtllm.build import capabilities_of
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
@@ -180,7 +180,7 @@ def test_log_probs_need_the_logits_of_the_target(tmp_path: Path, bindings: Any) 
                            bias_weights=(1.0,))  # fmt: skip
     request, _ = Server(build(tmp_path), config).intake.receive(asked, LocalSink())
     assert request.proposers == ()
-    target.begin(1, request.tokens, request.num_prompt, request.sampling)
+    target.begin(SequenceStart(1, request.tokens, request.num_prompt, request.sampling))
     target.submit([Prefill(1, tuple(request.tokens), 0, True)])
     (event,) = target.poll(1.0)
     assert len(event.log_probs) == 1

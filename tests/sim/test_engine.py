@@ -8,7 +8,7 @@ import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
-from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, Verify, Work
+from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, SequenceStart, Verify, Work
 from smartspec_sim.engine import SimProposer, SimTarget
 from smartspec_sim.simulate import SAMPLING, SimLimits
 from smartspec_sim.workload import SimRequest
@@ -26,12 +26,12 @@ def polled(cost: CostModel, known: Sequence[int], work: list[Work]) -> tuple[lis
     target = SimTarget(CAPABILITIES, cost, clock, texts)
     for number, text in texts.items():
         prompt = [0] * text.prompt_len
-        target.begin(number, prompt, len(prompt), SAMPLING)
+        target.begin(SequenceStart(number, prompt, len(prompt), SAMPLING))
         target.submit([Prefill(number, tuple(prompt), 0, True)])
         assert [event.tokens for event in target.poll(0.0)] == [(0,)]
     for item in work:
         if isinstance(item, Prefill):
-            target.begin(item.sequence, [0] * 30, 30, SAMPLING)
+            target.begin(SequenceStart(item.sequence, [0] * 30, 30, SAMPLING))
     start_s = clock.now()
     target.submit(work)
     events = target.poll(0.0)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.core.types import SequenceId
 from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.base import (
     SHORT_LAG,
@@ -31,6 +31,7 @@ from smartspec_py.engines.base import (
     Prefill,
     Proposer,
     ProposerCapabilities,
+    SequenceStart,
     TargetCapabilities,
     Verify,
     Work,
@@ -80,17 +81,9 @@ class SimTarget:
     def num_sequences(self) -> int:
         return len(self._num_known)
 
-    def begin(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        num_prompt: int,
-        sampling: SamplingParams,
-        reuses_prefix: bool = True,
-        grammar: Grammar | None = None,
-    ) -> int:
-        assert sequence not in self._num_known, f"sequence {sequence} has begun already"
-        self._num_known[sequence] = len(tokens)
+    def begin(self, start: SequenceStart) -> int:
+        assert start.sequence not in self._num_known, f"{start.sequence} has begun already"
+        self._num_known[start.sequence] = len(start.tokens)
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:

@@ -28,8 +28,8 @@ from smartspec_py.engines.base import (
     Decode,
     Event,
     Failure,
-    Grammar,
     Prefill,
+    SequenceStart,
     TargetCapabilities,
     Verify,
     Work,
@@ -128,17 +128,10 @@ class FakeTarget:
         """Sequences held now."""
         return len(self._held)
 
-    def begin(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        num_prompt: int,
-        sampling: SamplingParams,
-        reuses_prefix: bool = True,
-        grammar: Grammar | None = None,
-    ) -> int:
+    def begin(self, start: SequenceStart) -> int:
         """Nothing is ever cached. A sequence that was released may begin again."""
-        limits = self._capabilities
+        limits, sampling = self._capabilities, start.sampling
+        sequence, tokens, num_prompt = start.sequence, start.tokens, start.num_prompt
         assert sequence not in self._held, "it has begun already"
         assert len(self._held) < limits.max_sequences, "more sequences than fit"
         assert 1 <= num_prompt <= len(tokens) < limits.max_context_len, "wrong number of tokens"

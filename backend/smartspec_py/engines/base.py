@@ -176,6 +176,21 @@ class Grammar(Protocol):
     def forced(self, tokens: Sequence[int]) -> tuple[int, ...]: ...
 
 
+class SequenceStart(NamedTuple):
+    """A sequence that a target begins.
+
+    tokens: all known ones; the first num_prompt are its prompt. reuses_prefix: whether it may use
+    cached tokens of other sequences. grammar: of its text, with `SamplingParams.is_guided`.
+    """
+
+    sequence: SequenceId
+    tokens: Sequence[int]
+    num_prompt: int
+    sampling: SamplingParams
+    reuses_prefix: bool = True
+    grammar: Grammar | None = None
+
+
 class Target(Protocol):
     """The model that generates the served text."""
 
@@ -188,20 +203,11 @@ class Target(Protocol):
         prepares for none."""
         ...
 
-    def begin(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        num_prompt: int,
-        sampling: SamplingParams,
-        reuses_prefix: bool = True,
-        grammar: Grammar | None = None,
-    ) -> int:
-        """Make room for a sequence with these known tokens; the first num_prompt are its prompt.
-        grammar: of its text, with `SamplingParams.is_guided`.
+    def begin(self, start: SequenceStart) -> int:
+        """Make room for a sequence.
 
         Returns the number of leading tokens that are cached and need no prefill. It is less than
-        len(tokens), and 0 without reuses_prefix.
+        the number of tokens, and 0 without reuses_prefix.
         """
         ...
 
@@ -222,7 +228,7 @@ class DraftTask(NamedTuple):
     """A request for up to `draft_len` draft tokens that follow `tokens`.
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
-    reuses_prefix, grammar: see `Target.begin`.
+    reuses_prefix, grammar: see `SequenceStart`.
     """
 
     sequence: SequenceId

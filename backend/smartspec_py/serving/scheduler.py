@@ -12,7 +12,7 @@ from typing import Any
 
 from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import FinishReason, SequenceView
-from smartspec_py.engines.base import Event, Prefill, Target, Work
+from smartspec_py.engines.base import Event, Prefill, SequenceStart, Target, Work
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
@@ -146,12 +146,14 @@ class Scheduler:
         request.move_to(RequestState.PREFILLING)
         request.num_prefill_tokens = len(request.tokens)
         request.num_computed_tokens = self._target.begin(
-            request.sequence,
-            request.tokens,
-            request.num_prompt,
-            request.sampling,
-            reuses_prefix=request.reuses_prefix,
-            grammar=request.grammar,
+            SequenceStart(
+                request.sequence,
+                request.tokens,
+                request.num_prompt,
+                request.sampling,
+                reuses_prefix=request.reuses_prefix,
+                grammar=request.grammar,
+            )
         )
         if request.scheduled_s is None:
             self._inbox.leave(1)

@@ -17,8 +17,8 @@ from smartspec_py.core.types import PromptLogProbs, SamplingParams, SequenceId
 from smartspec_py.engines.base import (
     Event,
     Failure,
-    Grammar,
     Prefill,
+    SequenceStart,
     TargetCapabilities,
     Verify,
     Work,
@@ -77,20 +77,13 @@ class TorchTarget(CachedModel[_TargetSequence]):
     def ready_sizes(self) -> Collection[int]:
         return self.runner.ready_sizes
 
-    def begin(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        num_prompt: int,
-        sampling: SamplingParams,
-        reuses_prefix: bool = True,
-        grammar: Grammar | None = None,
-    ) -> int:
-        known = list(tokens)
-        row = self._allocate(sequence, known, num_prompt, reuses_prefix)
+    def begin(self, start: SequenceStart) -> int:
+        sequence, sampling, num_prompt = start.sequence, start.sampling, start.num_prompt
+        known = list(start.tokens)
+        row = self._allocate(sequence, known, num_prompt, start.reuses_prefix)
         if self.runner.config.state_layers and row.num_cached:
             row.num_cached -= 1  # a head reads the next token with the state at this one
-        history = history_of(sampling, num_prompt, grammar)
+        history = history_of(sampling, num_prompt, start.grammar)
         if history is not None:
             history.extend(known)
         self._sequences[sequence] = _TargetSequence(

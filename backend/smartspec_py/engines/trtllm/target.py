@@ -32,8 +32,8 @@ from smartspec_py.engines.base import (
     Decode,
     Event,
     Failure,
-    Grammar,
     Prefill,
+    SequenceStart,
     TargetCapabilities,
     Verify,
     Work,
@@ -107,23 +107,14 @@ class TrtllmTarget(ExecutorModel):
         self._sequence_of: dict[int, SequenceId] = {}
         self._refused: list[Event] = []
 
-    def begin(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        num_prompt: int,
-        sampling: SamplingParams,
-        reuses_prefix: bool = True,
-        grammar: Grammar | None = None,
-    ) -> int:
+    def begin(self, start: SequenceStart) -> int:
         """Keep the tokens. Returns 0, because the executor finds cached tokens by itself."""
-        known = list(map(int, tokens))  # the bindings do not convert NumPy integers
-        self._held[sequence] = _TrtllmSequence(
-            tokens=known,
-            num_prompt=num_prompt,
-            sampling=sampling,
-            salt=None if reuses_prefix else cache_salt(sequence),
-            bias=embedding_bias(sampling, self._num_logits),
+        self._held[start.sequence] = _TrtllmSequence(
+            tokens=list(map(int, start.tokens)),  # the bindings do not convert NumPy integers
+            num_prompt=start.num_prompt,
+            sampling=start.sampling,
+            salt=None if start.reuses_prefix else cache_salt(start.sequence),
+            bias=embedding_bias(start.sampling, self._num_logits),
         )
         return 0
 
