@@ -59,14 +59,14 @@ def make_buckets(num_rows: int, max_len: int, max_width: int = MAX_WIDTH) -> lis
     """The buckets of passes of up to max_width tokens per row, ascending. Row counts and context
     lengths double, up to num_rows and max_len."""
     most = next((width for width in WIDTHS if width >= max_width), MAX_WIDTH)
-    found = [
+    buckets = [
         Bucket(rows, width, context_len)
         for rows in _doubling(1, num_rows)
         for width in WIDTHS
         for context_len in _doubling(MIN_CONTEXT_LEN, max_len)
         if width <= most and (width == 1 or rows * width <= MAX_TOKENS)
     ]
-    return sorted(found, key=lambda bucket: (bucket.num_tokens, bucket.context_len))
+    return sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.context_len))
 
 
 def make_long_buckets(max_len: int) -> list[Bucket]:
@@ -84,10 +84,10 @@ def bucket_of(inputs: Sequence[RowInput], buckets: Sequence[Bucket]) -> Bucket |
     num_rows = 1 + max(item.row for item in inputs)
     width = max(len(item.tokens) for item in inputs)
     context_len = max(item.position + len(item.tokens) for item in inputs)
-    for one in buckets:
-        has_rows = one.num_rows >= num_rows or one.is_long
-        if has_rows and one.width >= width and one.context_len >= context_len:
-            return one
+    for bucket in buckets:
+        has_rows = bucket.num_rows >= num_rows or bucket.is_long
+        if has_rows and bucket.width >= width and bucket.context_len >= context_len:
+            return bucket
     return None
 
 

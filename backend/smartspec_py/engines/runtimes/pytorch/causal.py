@@ -115,7 +115,7 @@ class PyTorchRunner(Runner):
         logits, states = self._model(packed, self.cache)
         by_input = self._by_input(states, inputs)
         if states is not None and self.config.state_layers:
-            by_input = [states[packed.tokens_of(one)] for one in inputs]
+            by_input = [states[packed.tokens_of(row)] for row in inputs]
         self.passes_s += time.perf_counter() - start
         return PassOutput(logits, by_input)
 
@@ -163,8 +163,8 @@ def load_model(config: RunnerConfig) -> Any:
         raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
     model, info = loaded
     check_complete(info["missing_keys"], config.path)
-    for name, found, wanted in sorted(info["mismatched_keys"]):
-        check_shape(name, found, wanted, config.path)
+    for name, shape, wanted in sorted(info["mismatched_keys"]):
+        check_shape(name, shape, wanted, config.path)
     files = file_tensors(config.path) if tensors is None else tensors
     check_used(info["unexpected_keys"], files, config.path)
     for name, dtype in types_of(files).items():

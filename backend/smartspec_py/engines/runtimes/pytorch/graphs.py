@@ -101,17 +101,22 @@ class GraphRunner(PyTorchRunner):
         if self._pool is not None:
             compile_parts(self._model)
         try:
-            self._allocate(buckets[-1].num_tokens, max(one.num_tokens for one in buckets + long))
-            self._graphs = {one: self._captured(one) for one in reversed([*buckets, *long])}
+            self._allocate(
+                buckets[-1].num_tokens, max(bucket.num_tokens for bucket in buckets + long)
+            )
+            self._graphs = {
+                bucket: self._captured(bucket) for bucket in reversed([*buckets, *long])
+            }
         except RuntimeError as error:
             logger.warning(
                 "%s: its passes cannot be captured as CUDA graphs (%s), so they are slower: set "
                 "engine.cuda_graphs to false to skip the capture",
-                *(name, error),
+                name,
+                error,
             )
             return
         self.buckets, self._long = buckets, long
-        self._most = max(one.width for one in buckets)
+        self._most = max(bucket.width for bucket in buckets)
         seconds = time.perf_counter() - start
         logger.info("%s: captured passes of %d sizes in %.1f s", name, len(self._graphs), seconds)
 
@@ -139,7 +144,7 @@ class GraphRunner(PyTorchRunner):
                 return super().forward(inputs)
         start = time.perf_counter()
         passes = [parts for parts, _ in replays]
-        outputs = [self._replayed([one for _, one in parts], bucket) for parts, bucket in replays]
+        outputs = [self._replayed([row for _, row in parts], bucket) for parts, bucket in replays]
         output = outputs[0] if len(outputs) == 1 else joined(passes, outputs)
         self.passes_s += time.perf_counter() - start
         return output
@@ -148,18 +153,18 @@ class GraphRunner(PyTorchRunner):
         """The replays of a pass. Empty if it must be launched kernel by kernel."""
         if not self.buckets:
             return []
-        long = [(i, one) for i, one in enumerate(inputs) if len(one.tokens) > self._most]
-        short = [(i, one) for i, one in enumerate(inputs) if len(one.tokens) <= self._most]
-        if any(one.num_logits > 1 for _, one in long):
+        long = [(i, row) for i, row in enumerate(inputs) if len(row.tokens) > self._most]
+        short = [(i, row) for i, row in enumerate(inputs) if len(row.tokens) <= self._most]
+        if any(row.num_logits > 1 for _, row in long):
             return []
-        found: list[tuple[Parts, Bucket]] = []
+        replays: list[tuple[Parts, Bucket]] = []
         for parts in ([short] if short else []) + [[part] for part in long]:
             among = self.buckets if parts is short else self._long
-            bucket = bucket_of([one for _, one in parts], among)
+            bucket = bucket_of([row for _, row in parts], among)
             if bucket is None:
                 return []
-            found.append((parts, bucket))
-        return found
+            replays.append((parts, bucket))
+        return replays
 
     def _replayed(self, inputs: Sequence[RowInput], bucket: Bucket) -> PassOutput:
         """One replay."""
@@ -182,9 +187,9 @@ class GraphRunner(PyTorchRunner):
 
     def _places(self, inputs: Sequence[RowInput], bucket: Bucket) -> list[int]:
         """Where the tokens of the inputs are in the static buffers."""
-        firsts = [0 if bucket.is_long else one.row * bucket.width for one in inputs]
+        firsts = [0 if bucket.is_long else row.row * bucket.width for row in inputs]
         pairs = zip(firsts, inputs, strict=True)
-        return [place for first, one in pairs for place in range(first, first + len(one.tokens))]
+        return [place for first, row in pairs for place in range(first, first + len(row.tokens))]
 
     def _captured(self, bucket: Bucket) -> Graph:
         """Capture the graph of a bucket. This overwrites the staged inputs."""

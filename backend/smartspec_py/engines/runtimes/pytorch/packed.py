@@ -70,10 +70,10 @@ class PackedBatch:
     states: torch.Tensor | None = None
     firsts: Mapping[int, int] = field(default_factory=dict)
 
-    def tokens_of(self, one: RowInput) -> slice:
+    def tokens_of(self, row: RowInput) -> slice:
         """Where the tokens of an input are."""
-        first = self.firsts[one.row]
-        return slice(first, first + len(one.tokens))
+        first = self.firsts[row.row]
+        return slice(first, first + len(row.tokens))
 
 
 def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> PackedBatch:
@@ -107,7 +107,7 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
 
 def states_of(inputs: Sequence[RowInput]) -> torch.Tensor | None:
     """The states of all inputs, [N, width]. Either all have states or none has."""
-    given = [one.states for one in inputs if one.states is not None]
+    given = [row.states for row in inputs if row.states is not None]
     assert len(given) in (0, len(inputs)), "only some inputs have states"
     return torch.cat(given) if given else None
 
@@ -269,7 +269,7 @@ class PassAttention:
         for group, read, masks in self._calls:
             keys, values = read[layer]
             if isinstance(group.rows, torch.Tensor):
-                keys, values = (one.index_select(0, group.rows) for one in (keys, values))
+                keys, values = (stored.index_select(0, group.rows) for stored in (keys, values))
             if window not in masks:
                 num_shared = queries.shape[1] // keys.shape[1]
                 masks[window] = additive_mask(group, num_shared, self._dtype, window)
