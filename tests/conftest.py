@@ -11,6 +11,9 @@ import pytest
 
 # Before torch is imported: more threads than free cores make small passes many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not Path("/dev/nvidiactl").exists():
+    # Before Triton's language is imported: its kernels run on a CPU.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

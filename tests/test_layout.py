@@ -27,6 +27,7 @@ DEPENDENCIES = {
     "tokenizers",
     "torch",
     "transformers",
+    "triton",  # the language of GPU kernels; comes with torch for CUDA
     "triton_python_backend_utils",  # of Triton itself
 }
 """What the backend may import beside itself and the standard library."""

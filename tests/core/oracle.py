@@ -51,10 +51,7 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     drafts, passes, gained, lags = parts.transpose(1, 0, 2)
     batch_size = len(views)
     context_len = sum(view.context_len for view in views) / batch_size
-    if cost.target.is_padded:
-        num_tokens = batch_size * (1 + drafts.max(axis=0))
-    else:
-        num_tokens = batch_size + drafts.sum(axis=0)
+    num_tokens = batch_size + drafts.sum(axis=0)
     seconds = cost.targets_s(batch_size, num_tokens, context_len)
     seconds = seconds + cost.host_s
     for number in range(1, int(passes.max(initial=0)) + 1):
@@ -95,8 +92,8 @@ class Kind:
 
     jitter: points of a table lie up to this part above their line. catch_up_s: seconds a token of
     lag. is_mixed: half of the sequences are looked up for. has_options: they may choose.
-    is_stepped: tables rise by steps of some tokens, as of a kernel that pads. is_padded: all rows
-    have as many tokens as the longest. has_targets: some sequences have a latency target.
+    is_stepped: tables rise by steps of some tokens, as of a kernel that pads. has_targets: some
+    sequences have a latency target.
     """
 
     jitter: float = 0.0
@@ -104,7 +101,6 @@ class Kind:
     is_mixed: bool = False
     has_options: bool = False
     is_stepped: bool = False
-    is_padded: bool = False
     has_targets: bool = False
     max_rows: int = 5
     max_draft_len: int = 4
@@ -136,7 +132,6 @@ def _random_table(
             )
             for r in rows
         ),
-        is_padded=kind.is_padded,
     )
 
 

@@ -130,23 +130,3 @@ def test_a_prompt_that_was_measured_is_charged_by_that() -> None:
         [0.0, 0.0, 8.0, 8.5, 10.0]
     )
     assert cost.target_s(1, 5, -1.0) == CostModel(target=TABLE).target_s(1, 5, -1.0)
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "tokens_per_row", "seconds"),
-    [(1, 1, 1.0), (2, 2, 2.0), (2, 3, 4.0), (3, 1, 10.0), (3, 3, 40.0), (4, 6, 60.0), (8, 1, 28.0)],
-)
-def test_a_padded_pass_costs_as_much_as_the_next_measured_one(
-    batch_size: int, tokens_per_row: int, seconds: float
-) -> None:
-    """Beyond the table, the last slope is continued."""
-    table = PassTable((2, 4), (1, 2, 4), ((1.0, 2.0, 4.0), (10.0, 20.0, 40.0)), is_padded=True)
-    assert table.pass_s(batch_size, batch_size * tokens_per_row) == pytest.approx(seconds)
-
-
-def test_padded_rows_are_as_long_as_the_longest() -> None:
-    table = PassTable((4,), (1, 4), ((1.0, 4.0),))
-    padded = CostModel(target=replace(table, is_padded=True))
-    assert CostModel(target=table).num_tokens(4, [3, 1]) == 8
-    assert padded.num_tokens(4, [3, 1]) == 16
-    assert padded.num_tokens(4, []) == 4

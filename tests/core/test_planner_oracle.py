@@ -29,13 +29,7 @@ KINDS = {
         Kind(0.0, 0.05, is_mixed=True, is_stepped=True),
         0.02,
     ),
-    "padded": (Kind(is_padded=True), 0.02),
-    "padded, drafted and looked up, jagged, stale": (
-        Kind(0.3, 0.05, is_mixed=True, is_padded=True),
-        0.06,
-    ),
     "two ways": (Kind(is_mixed=True, has_options=True), 0.02),
-    "two ways, padded": (Kind(is_mixed=True, has_options=True, is_padded=True), 0.06),
     "two ways, jagged, stale": (Kind(0.3, 0.05, is_mixed=True, has_options=True), 0.05),
 }
 

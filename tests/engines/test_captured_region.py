@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ragged_reference
 import torch
 from test_model_types import VOCAB_SIZE, make_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
+from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
-from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner, Shape
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 
@@ -73,28 +74,33 @@ def make_runner(kind: str, state_layers: tuple[int, ...] = ()) -> GraphRunner:
     return GraphRunner(CausalModel(model.eval(), config), config)
 
 
+@pytest.fixture(autouse=True)
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
+
+
 def capture_of(runner: GraphRunner) -> Capture:
-    runner._allocate(512, 1024)
-    buffers = runner._staged, runner._every, runner._logits, runner._hidden, runner.cache.buffer
-    return Capture(buffers)
+    runner._allocate()
+    buffers = [runner._staged, runner._hidden, runner.cache.buffer]
+    return Capture(buffers if runner._states is None else [*buffers, runner._states])
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "starcoder2", "gpt_neox", "phi3"])
 def test_a_pass_can_be_captured(kind: str) -> None:
     for layers in ((), (0, 1)):
         runner = make_runner(kind, layers)
-        for bucket in (Bucket(1, 1, 256), Bucket(4, 6, 512)):
+        for shape in (Shape(1, 512), Shape(48, 512)):
             with torch.no_grad(), capture_of(runner):
-                runner._body(bucket)()
+                runner._body(shape)()
 
 
 @pytest.mark.parametrize(
     "planted",
     [
-        lambda runner: runner._logits.sum().item(),
-        lambda runner: runner._logits[runner._logits > 0],
+        lambda runner: runner._hidden.sum().item(),
+        lambda runner: runner._hidden[runner._hidden > 0],
         lambda runner: runner._staged.tolist(),
-        lambda runner: runner._logits[0].copy_(torch.zeros(VOCAB_SIZE)),
+        lambda runner: runner._hidden[0].copy_(torch.zeros(32)),
         lambda runner: runner._model.model.lm_head.weight.zero_(),
     ],
     ids=["reads", "has a shape by data", "copies to the host", "uses the host", "writes a weight"],

@@ -194,11 +194,13 @@ def own(folder: Path, config: LlamaConfig = TARGET) -> RunnerConfig:
 
 
 class PaddedEagleRunner(EagleRunner):
-    """Its passes are padded, as a GPU would replay them."""
+    """Its passes are padded, as a GPU would replay them, and read drafts on the device."""
+
+    is_asynchronous = True
 
     def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
         super().__init__(head, config)
-        self.warm(4)
+        self.warm()
 
 
 RUNNERS = [EagleRunner, PaddedEagleRunner, OpenVinoEagleRunner]
@@ -458,7 +460,7 @@ def with_openvino(config: RunnerConfig) -> Runner:
 
 def with_graphs(config: RunnerConfig) -> Runner:
     runner = load_runner(config, GraphRunner)
-    runner.warm(4)
+    runner.warm()
     return runner
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ragged_reference
 import torch
 from torch_models import (
     CONFIGS,
@@ -21,14 +22,17 @@ from torch_models import (
 )
 
 from smartspec_py.engines.local.load import uses_graphs
-from smartspec_py.engines.runtimes.pytorch.buckets import MAX_WIDTH
+from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 LONG = 600
-"""Tokens of a row with three contexts: 256, 512 and 600."""
+"""Tokens of a row."""
+
+MAX_WIDTH = 33
+"""Of a pass of drafts here."""
 
 CPU = torch.device("cpu")
 
@@ -39,16 +43,26 @@ def make_pair(
     num_rows: int = 6,
     *,
     gives_hidden: bool = False,
-    width: int = MAX_WIDTH,
 ) -> tuple[PyTorchRunner, GraphRunner]:
-    """The same model, plain and padded, each with a cache of its own. Passes of up to `width`
-    tokens per row are captured."""
+    """The same model, plain and padded, each with a cache of its own."""
     config = RunnerConfig(
         Path("model"), CPU, torch.float32, num_rows, max_len, VOCAB_SIZE, gives_hidden
     )
     padded = GraphRunner(CausalModel(ready(kind, config), config), config)
-    padded.warm(width)
+    padded.warm()
+    assert is_captured(padded)
     return PyTorchRunner(CausalModel(ready(kind, config), config), config), padded
+
+
+def is_captured(runner: GraphRunner) -> bool:
+    return runner.about.endswith(" in CUDA graphs")
+
+
+@pytest.fixture(autouse=True)
+def without_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel needs a GPU. `test_ragged_attention` compares it with the reference."""
+    if "gpu" not in request.keywords:
+        monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
 
 
 def ready(kind: str, config: RunnerConfig, noise: float = 0.0) -> Any:
@@ -128,32 +142,47 @@ def test_padding_changes_no_key() -> None:
     torch.testing.assert_close(padded.cache.buffer, plain.cache.buffer, rtol=1e-4, atol=1e-4)
 
 
-def test_trial_passes_change_no_key() -> None:
-    """Of every bucket, beside rows that are in use, as when one is captured while serving."""
-    _, padded = make_pair()
-    fill(random.Random(9), [padded], [30, 40])
-    before = padded.cache.buffer.clone()
-    padded.warm(MAX_WIDTH)
-    assert padded.is_padded
-    assert torch.equal(padded.cache.buffer, before)
-
-
 def test_number_of_replays() -> None:
-    """One for the rows that decode, and one for each long input. None, if a long input needs
-    several logits, or if 40 rows of 33 tokens are too many tokens."""
+    """One for rows that decode and prompts together; none for more than 1,024 tokens."""
     _, padded = make_pair(num_rows=64, max_len=64)
     long = [RowInput(row, 0, [1] * 40, 1) for row in range(5)]
     for inputs, expected in (
-        ([RowInput(0, 0, [1] * MAX_WIDTH, 1)], 1),
         (long[:1], 1),
-        ([RowInput(9, 0, [1], 1), *long], 6),
-        ([RowInput(0, 0, [1] * 40, 2)], 0),
-        ([RowInput(row, 0, [1] * MAX_WIDTH, 1) for row in range(40)], 0),
-        ([RowInput(row, 0, [1] * 8, 1) for row in range(64)], 1),
+        ([RowInput(9, 0, [1], 1), *long], 1),
+        ([RowInput(0, 0, [1] * 40, 40)], 1),
+        ([RowInput(row, 0, [1] * 16, 1) for row in range(64)], 1),
+        ([RowInput(row, 0, [1] * 17, 1) for row in range(64)], 0),
     ):
         num_replays = padded.num_replays
         padded.forward(inputs)
         assert padded.num_replays == num_replays + expected
+
+
+def test_rows_beyond_a_split_have_other_graphs() -> None:
+    """Rows of up to 1,024 keys, and longer ones."""
+    _, padded = make_pair(max_len=1100, num_rows=2)
+    calls = []
+    for shape, replay in padded._graphs.items():
+        padded._graphs[shape] = lambda shape=shape, replay=replay: (calls.append(shape), replay())
+    for position in (1022, 1023, 1024):
+        padded.forward([RowInput(0, position, [1], 1)])
+    assert [shape.context_len for shape in calls] == [1024, 1024, 1100]
+
+
+def test_a_capture_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(*arguments: Any, **options: Any) -> torch.Tensor:
+        return ragged_reference.attend(*arguments, **options) * 0.5
+
+    monkeypatch.setattr(graphs, "kernel", lambda: wrong)
+    config = RunnerConfig(Path("model"), CPU, torch.float32, 3, 64, VOCAB_SIZE)
+    runner = GraphRunner(CausalModel(ready("llama", config), config), config)
+    runner.warm()
+    assert not is_captured(runner)
+    assert "their logits differ by" in caplog.text
+    runner.forward([RowInput(0, 0, [1], 1)])
+    assert runner.num_replays == 1, "that of the comparison"
 
 
 @pytest.mark.parametrize("states", [{}, {"gives_hidden": True}, {"state_layers": (0, 2)}])
@@ -163,7 +192,7 @@ def test_prompts_beside_rows_that_decode(states: dict[str, Any]) -> None:
     config = RunnerConfig(Path("model"), CPU, torch.float32, 6, LONG, VOCAB_SIZE, **states)
     model = CausalModel(ready("llama", config), config)
     plain, padded = PyTorchRunner(model, config), GraphRunner(model, config)
-    padded.warm(8)
+    padded.warm()
     fill(rng, [plain, padded], [20, 0, 300, 41, 0, 2])
     inputs = [
         RowInput(4, 0, some_tokens(rng, 200), 1),
@@ -173,15 +202,15 @@ def test_prompts_beside_rows_that_decode(states: dict[str, Any]) -> None:
     ]
     num_replays = padded.num_replays
     expected, found = plain.forward(inputs), padded.forward(inputs)
-    assert padded.num_replays == num_replays + 3
+    assert padded.num_replays == num_replays + 1
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close([*found.states], [*expected.states], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(padded.cache.buffer, plain.cache.buffer, rtol=1e-4, atol=1e-4)
 
 
 def test_timed_passes_are_replayed_like_served_ones() -> None:
-    """Decoding with drafts of up to 7 tokens, and prompts."""
-    _, padded = make_pair(width=8)
+    """Decoding with drafts, and prompts."""
+    _, padded = make_pair()
     for num_rows, width, context_len, num_logits in (
         (1, 1, 0, None), (6, 8, 300, None), (5, 7, 599, None), (3, 2, 511, None), (1, 400, 0, 1),
     ):  # fmt: skip
@@ -207,15 +236,14 @@ def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a CUDA device")
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_captured_passes_on_a_gpu(kind: str) -> None:
-    """The same comparison on a device, eager and replayed, each bucket more than once and in any
+    """The same comparison on a device, eager and replayed, each size more than once and in any
     order. Tolerances are wider: another shape may take another kernel."""
     rng = random.Random(3)
     config = RunnerConfig(Path("model"), torch.device("cuda"), torch.float32, 6, LONG, VOCAB_SIZE)
     model = CausalModel(ready(kind, config), config)
     plain, captured = PyTorchRunner(model, config), GraphRunner(model, config)
-    captured.warm(8)
-    assert captured.is_padded
-    assert not plain.is_padded
+    captured.warm()
+    assert is_captured(captured)
     lengths = [3, 599, 0, 250, 511, 590]
     fill(rng, [plain, captured], lengths)
     for _ in range(100):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ragged_reference
 
 from smartspec_bench import texts
 from smartspec_py.api.inputs import GenerateParams
@@ -17,8 +18,9 @@ from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local import build as build_torch
 from smartspec_py.engines.local import load
-from smartspec_py.engines.runtimes.pytorch.buckets import Bucket
-from smartspec_py.engines.runtimes.pytorch.graphs import Graph, GraphRunner
+from smartspec_py.engines.runtimes.pytorch import graphs
+from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner, Replay, Shape
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 
@@ -32,6 +34,11 @@ CONFIG = TorchEngineConfig(
     runtime="torch",
 )
 LIMITS = LimitsConfig(max_sequences=4, max_context_len=256, max_draft_len=4, prefill_chunk=48)
+
+
+@pytest.fixture(autouse=True)
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
 
 
 def asked(policy: str) -> list[GenerateParams]:
@@ -55,13 +62,15 @@ def served(engine: Engine, policy: str) -> list[list[int]]:
 
 
 def test_served_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Padded and with drafts, they are those of plain passes without drafts."""
+    """Padded, and with drafts that the draft model reads on the device, they are those of plain
+    passes without drafts."""
     expected = served(build_torch.build_torch(CONFIG, LIMITS, tmp_path), "none")
     monkeypatch.setattr(load, "uses_graphs", lambda config, device: True)
+    monkeypatch.setattr(PyTorchRunner, "is_asynchronous", True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
     target, draft = engine.target.runner, engine.proposers[DRAFT_MODEL].runner
     for runner in (target, draft):
-        assert len(runner.buckets) > 10, "captured at the start"
+        assert "in CUDA graphs" in runner.about, "captured at the start"
     num_replays = draft.num_replays
     assert served(engine, "fixed:3") == expected
     assert draft.num_replays > num_replays, "beyond those that were timed"
@@ -78,10 +87,10 @@ def test_a_model_that_cannot_be_captured_is_served_all_the_same(
         loaded.append(args)
         return load_runner(*args)
 
-    def fail(self: GraphRunner, bucket: Bucket) -> Graph:
-        if bucket.num_rows == 1:
+    def fail(self: GraphRunner, shape: Shape) -> Replay:
+        if shape.num_tokens == 1:
             raise RuntimeError("no capture")
-        return captured(self, bucket)
+        return captured(self, shape)
 
     captured = GraphRunner._captured
     monkeypatch.setattr(load, "load_runner", counted)
@@ -89,6 +98,6 @@ def test_a_model_that_cannot_be_captured_is_served_all_the_same(
     monkeypatch.setattr(load, "uses_graphs", lambda config, device: True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
     assert len(loaded) == 2
-    assert not engine.target.runner.buckets
+    assert "in CUDA graphs" not in engine.target.runner.about
     assert "cannot be captured as CUDA graphs (no capture)" in caplog.text
     assert all(served(engine, "fixed:3"))

@@ -14,7 +14,7 @@ they have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -37,8 +37,6 @@ class PassTable:
     context_s: additional seconds per token of context, per row.
     context_token_s: the same for each token of a row after its first. It is 0 if a pass reads the
         keys of a row once, and not if it reads them for each token.
-    is_padded: whether a pass computes as many rows and tokens per row as the next measured pass, as
-        with CUDA graphs. Then all rows have as many tokens as the longest one.
     """
 
     rows: tuple[int, ...]
@@ -47,7 +45,6 @@ class PassTable:
     context_len: int = 0
     context_s: float = 0.0
     context_token_s: float = 0.0
-    is_padded: bool = False
 
     def __post_init__(self) -> None:
         for name, axis in (("rows", self.rows), ("tokens_per_row", self.tokens_per_row)):
@@ -68,9 +65,6 @@ class PassTable:
         if batch_size <= 0:
             return np.zeros(len(num_tokens))
         tokens, seconds = self._line(batch_size)
-        if self.is_padded:
-            measured = np.searchsorted(tokens[:-2], num_tokens)
-            num_tokens = np.maximum(num_tokens, tokens[measured])
         pass_s: Floats = np.interp(num_tokens, tokens, seconds)
         if context_len >= 0:
             later_tokens = np.maximum(num_tokens - batch_size, 0)
@@ -100,11 +94,8 @@ class PassTable:
         extrapolates to FAR_TOKENS times the longest measured row."""
         line = self._lines.get(batch_size)
         if line is None:
-            rows: float = batch_size
-            if self.is_padded:
-                rows = next((size for size in self.rows if size >= batch_size), batch_size)
             seconds = [
-                interpolate(rows, self.rows, [line[i] for line in self.seconds])
+                interpolate(batch_size, self.rows, [line[i] for line in self.seconds])
                 for i in range(len(self.tokens_per_row))
             ]
             far = FAR_TOKENS * self.tokens_per_row[-1]
@@ -161,12 +152,6 @@ class CostModel:
         fixed_s = (self.target_base - self.target_slope) * one_token_s
         return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
 
-    def num_tokens(self, batch_size: int, draft_lens: Collection[int]) -> int:
-        """Tokens of a target pass. draft_lens: of the sequences with drafts."""
-        if self.target.is_padded:
-            return batch_size * (1 + max(draft_lens, default=0))
-        return batch_size + sum(draft_lens)
-
     def draft_s(self, batch_size: int) -> float:
         """Seconds of one draft pass that drafts one token for each of `batch_size` sequences."""
         return float(self.draft_pass_s[batch_size])
@@ -221,7 +206,8 @@ def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
 
 
 def _table_from_json(raw: Mapping[str, Any]) -> PassTable:
-    return PassTable(**{name: tupled(value) for name, value in raw.items()})
+    known = raw.keys() & PassTable.__dataclass_fields__.keys()
+    return PassTable(**{name: tupled(raw[name]) for name in known})
 
 
 def tupled(value: Any) -> Any:

@@ -183,7 +183,7 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
     draft_s = max(0.0, record.draft_s - fixed_s) if lengths else 0.0
     return MeasuredStep(
         batch_size=record.batch_size,
-        num_tokens=decision.cost.num_tokens(record.batch_size, drafted.values()),
+        num_tokens=record.batch_size + sum(drafted.values()),
         context_len=_mean_context_len(decision.views),
         num_generated=record.num_generated,
         # Late sequences are read in a pass of their own.

@@ -83,11 +83,10 @@ class PlanProblem:
         divided by the estimated number of remaining steps, remaining / TOKENS_PER_STEP.
     has_passes: [R], whether the option runs a draft pass for each draft.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
-        from 0 to the maximum; by the longest draft if is_padded.
+        from 0 to the maximum.
     pass_s: seconds of a draft pass, by its number of rows.
     held_tokens: expected tokens that do not depend on the choice: one for each sequence, and
         PREFILLING_TOKENS for each request in prefill.
-    is_padded: see `PassTable`; of the target.
     limits_s: [B], maximum seconds per generated token from now on; infinite without a latency
         target. None if no sequence has a target.
     """
@@ -103,7 +102,6 @@ class PlanProblem:
     verify_s: Floats
     pass_s: Floats
     held_tokens: float
-    is_padded: bool = False
     limits_s: Floats | None = None
 
     @property
@@ -137,8 +135,7 @@ class PlanProblem:
         add = np.add.reduce
         num_passes = lengths * self.has_passes[options]
         rows = add(num_passes[..., None, :] > np.arange(self.depth)[:, None], axis=-1)
-        charged = np.maximum.reduce if self.is_padded else add
-        seconds = self.verify_s.take(charged(lengths, axis=-1), mode="clip")
+        seconds = self.verify_s.take(add(lengths, axis=-1), mode="clip")
         seconds = seconds + add(self.pass_s[rows], axis=-1)
         seconds = seconds + add(self.fixed_s[options] * (lengths > 0), axis=-1)
         return self.held_tokens + add(self.gains[options, lengths], axis=-1), seconds
@@ -195,11 +192,8 @@ def problem_of(
         max_lens[rows] = np.minimum(max_lens[rows], lengths[lengths >= 0])
         min_lens[rows] = max_lens[rows]
     survivals = _survivals(probs, max_lens.tolist())
-    if cost.target.is_padded:
-        num_tokens = batch_size * np.arange(1.0, survivals.shape[1] + 2)
-    else:
-        most = int(np.maximum.reduceat(max_lens, first_options).sum())
-        num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
+    most = int(np.maximum.reduceat(max_lens, first_options).sum())
+    num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
     gains = np.zeros((len(options), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
@@ -224,7 +218,6 @@ def problem_of(
         verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
-        is_padded=cost.target.is_padded,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
 

@@ -115,7 +115,7 @@ def _selections(problem: PlanProblem) -> Iterator[Ints]:
     price = float(uniform_scores(problem.with_options(problem.first_options))[1].max())
     verify_s, num_sequences = problem.verify_s, problem.num_sequences
     draft_s = np.full(len(problem.sequence_of), verify_s[-1] - verify_s[0])
-    draft_s /= max(1, len(verify_s) - 1) * (num_sequences if problem.is_padded else 1)
+    draft_s /= max(1, len(verify_s) - 1)
     draft_s += problem.has_passes * problem.pass_s[num_sequences] / num_sequences
     worth = problem.gains - price * draft_s[:, None] * np.arange(problem.depth + 1)
     worth[:, 1:] -= price * problem.fixed_s[:, None]
@@ -139,15 +139,11 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
     # Flattened by position, then sequence. The stable sort keeps this order among equal values, and
     # it is faster on input in this order.
     worth, has_given = _net_worth(problem), problem.min_lens.any()
-    if problem.is_padded:  # beside a longer draft, these cost nothing
-        worth = worth + 2.0 * ~problem.has_passes[:, None]
     if has_given:
         worth = np.where(np.arange(problem.depth) < problem.min_lens[:, None], np.inf, worth)
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(problem.max_lens.sum())]
     positions, sequences = np.divmod(slots, problem.num_sequences)
-    is_padded, has_pass = problem.is_padded, problem.has_passes[sequences]
-    # A slot without a draft pass has level 0, unless the target pass is padded to the level.
-    levels = (positions + 1) * (is_padded | has_pass)
+    levels = (positions + 1) * problem.has_passes[sequences]  # 0 without a draft pass
     depth, num_slots = int(levels.max(initial=0)), len(slots)
 
     # [d, n] is about the first n slots of the ranking, without those of levels above d.
@@ -156,24 +152,19 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
         table[levels, np.arange(1, num_slots + 1)] = values
         return np.add.accumulate(table, axis=1)
 
-    counts = summed(has_pass if is_padded else np.ones(num_slots)).astype(np.int64)
+    counts = summed(np.ones(num_slots)).astype(np.int64)
     seconds = np.zeros(counts.shape)
     seconds[1:] = problem.pass_s[counts[1:]]
     if problem.fixed_s.any():
         seconds += summed(problem.fixed_s[sequences] * (positions == 0))
     seconds = np.add.accumulate(seconds, axis=0)
-    if is_padded:
-        is_reached = summed(np.ones(num_slots)) > 0
-        longest = np.maximum.accumulate(is_reached * np.arange(depth + 1)[:, None], axis=0)
-        seconds += problem.verify_s[longest]
-    else:
-        seconds += problem.verify_s[np.add.accumulate(counts, axis=0)]
+    seconds += problem.verify_s[np.add.accumulate(counts, axis=0)]
     tokens = np.add.accumulate(summed(problem.survivals[sequences, positions]), axis=0)
     scores = (tokens + problem.held_tokens) / seconds
     if has_given:
         # Given draft lengths come first in the ranking, and their passes run.
         scores[:, : int(problem.min_lens.sum())] = IMPOSSIBLE
-        scores[: int((problem.min_lens * (is_padded | problem.has_passes)).max())] = IMPOSSIBLE
+        scores[: int((problem.min_lens * problem.has_passes).max())] = IMPOSSIBLE
     best_depth, cut = divmod(int(scores.argmax()), num_slots + 1)
     taken = sequences[:cut][levels[:cut] <= best_depth]
     lengths = np.bincount(taken, minlength=problem.num_sequences)

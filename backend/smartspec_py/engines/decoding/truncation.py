@@ -16,6 +16,7 @@ import torch
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.decoding.noise import gumbel_noise
+from smartspec_py.engines.device import on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +120,4 @@ def _largest_count(is_kept: torch.Tensor) -> int:
 
 
 def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+    return on_device(values, device, torch.float64)[:, None]

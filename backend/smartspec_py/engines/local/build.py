@@ -48,7 +48,6 @@ from smartspec_py.engines.runtimes.heads.eagle import (
 from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
 from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.runtimes.machine import thread_count
-from smartspec_py.engines.runtimes.pytorch.buckets import MAX_WIDTH
 from smartspec_py.engines.runtimes.runner import PYTORCH, Runner, RunnerConfig
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def _models(
 
 def _target(setup: _Setup) -> TorchTarget:
     limits, run_config = setup.limits, setup.run_config
-    runner = load("engine.model", run_config, limits.max_draft_len + 1, setup.config)
+    runner = load("engine.model", run_config, setup.config)
     capabilities = stepwise_capabilities(limits, run_config.vocab_size, runner.bytes_per_token)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
@@ -189,7 +188,7 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
         with named("engine.heads"):
             head = _eagle_runner(load_eagle(setup.eagle, run_config), run_config, target.runtime)
         if uses_graphs(setup.config, run_config.device):
-            head.warm(MAX_WIDTH)
+            head.warm()
         return EagleProposer(
             head,
             limits.max_sequences,
@@ -204,7 +203,7 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
     max_len = min(run_config.max_len, positions)
     run_config = replace(run_config, path=setup.draft, device=devices.draft, max_len=max_len)
     return DraftModelProposer(
-        load("engine.draft", run_config, MAX_WIDTH, setup.config),
+        load("engine.draft", run_config, setup.config),
         limits.max_sequences,
         limits.max_draft_len,
         reuses_prefixes=limits.reuse_prefixes,
@@ -240,10 +239,6 @@ def _measured(
     cost = cached_profile(
         target, drafter, shape, folder=cache, identity=identity, budget_s=limits.profile_s
     )
-    cost = replace(cost, target=replace(cost.target, is_padded=runner.is_padded))
-    if drafter and cost.draft:
-        draft_table = replace(cost.draft, is_padded=drafter.runner.is_padded)
-        cost = replace(cost, draft=draft_table)
     return cost, profile_path(shape, cache, identity)
 
 

@@ -35,13 +35,13 @@ def named(key: str) -> Iterator[None]:
 
 
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
-    """Whether short passes are captured as CUDA graphs; never on a CPU."""
+    """Whether passes are captured as CUDA graphs; never on a CPU."""
     return config.cuda_graphs and device.type == "cuda"
 
 
-def load(key: str, run_config: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
-    """Load a runner that is ready for decoding passes of max_width tokens per row. Raises
-    ConfigError, with the key's name, if the engine cannot serve the model."""
+def load(key: str, run_config: RunnerConfig, config: TorchEngineConfig) -> Runner:
+    """Load a runner. Raises ConfigError, with the key's name, if the engine cannot serve the
+    model."""
     with named(key):
         runner = _openvino_runner(run_config, config.runtime)
         if runner is None and config.weights in ("int8", "int4"):
@@ -52,7 +52,7 @@ def load(key: str, run_config: RunnerConfig, max_width: int, config: TorchEngine
             runner_class = GraphRunner if uses_graphs(config, run_config.device) else PyTorchRunner
             runner = load_runner(replace(run_config, weights="stored"), runner_class)
     logger.info("loaded %s", key)
-    runner.warm(max_width)
+    runner.warm()
     return runner
 
 

@@ -149,11 +149,6 @@ class Runner(ABC):
         return ()
 
     @property
-    def is_padded(self) -> bool:
-        """See `PassTable`."""
-        return False
-
-    @property
     @abstractmethod
     def about(self) -> str:
         """The software that computes the model. A profile is valid for this software only."""
@@ -163,9 +158,20 @@ class Runner(ABC):
     def bytes_per_token(self) -> int:
         """Bytes of keys and values per token of a row."""
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether `forward` returns before its results are there."""
+        return False
+
     @abstractmethod
-    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        """Run one pass over all inputs, and write their keys and values to their rows."""
+    def forward(
+        self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
+    ) -> PassOutput:
+        """Run one pass over all inputs, and write their keys and values to their rows.
+
+        token_ids: the tokens of all inputs, [N], if they are on the device already; then those of
+        the inputs are not used.
+        """
 
     def _by_input(
         self, states: torch.Tensor | None, inputs: Sequence[RowInput]
@@ -180,8 +186,8 @@ class Runner(ABC):
     def release(self) -> None:  # noqa: B027
         """Give back memory that only timed passes needed. The contents of all rows are lost."""
 
-    def warm(self, max_width: int) -> None:  # noqa: B027
-        """Prepare decoding passes of up to max_width tokens per row; the default does nothing."""
+    def warm(self) -> None:  # noqa: B027
+        """Prepare passes; the default does nothing. No row may be in use."""
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None

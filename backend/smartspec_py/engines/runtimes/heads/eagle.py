@@ -42,7 +42,6 @@ from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
     PackedBatch,
-    PassAttention,
     RowCache,
 )
 from smartspec_py.engines.runtimes.runner import RunnerConfig
@@ -217,14 +216,16 @@ class EagleHead(torch.nn.Module):
             position_embeddings=self._rotary(states, packed.positions),
             attention_mask=None,
             past_key_values=cache,
-            attention=PassAttention(packed, cache),
+            attention=packed.attention,
         )
-        residual = normed if self.of.norm_before_residual else states
-        states = (residual + attended[0]).index_select(0, packed.wanted)
+        states = (normed if self.of.norm_before_residual else states) + attended[0]
         states = states + layer.mlp(layer.post_attention_layernorm(states))
         normed = self.parts.norm(states)
-        logits = self.all_logits(self.parts.lm_head(normed).float())
-        return logits, normed if self.of.norm_output else states
+        return normed, normed if self.of.norm_output else states
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `PackedModel`."""
+        return self.all_logits(self.parts.lm_head(hidden).float())
 
     def all_logits(self, drafted: torch.Tensor) -> torch.Tensor:
         """Logits of the target's vocabulary. Tokens that the head lacks are never drafted."""

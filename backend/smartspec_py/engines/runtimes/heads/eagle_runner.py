@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from smartspec_py.engines.device import on_device
 from smartspec_py.engines.runtimes.heads.eagle import EagleHead
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import states_of
@@ -36,12 +37,13 @@ class OwnStates:
         states = states_of(inputs)
         if states is not None:
             return self._fuse(states.to(self._states))
-        return self._states[[row_input.row for row_input in inputs for _ in row_input.tokens]]
+        rows = [row_input.row for row_input in inputs for _ in row_input.tokens]
+        return self._states.index_select(0, on_device(rows, self._states.device))
 
     def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
         """states: one for each wanted token, in the order of the inputs."""
         rows = [row_input.row for row_input in inputs for _ in range(row_input.num_logits)]
-        self._states[rows] = states.to(self._states)
+        self._states.index_copy_(0, on_device(rows, self._states.device), states.to(self._states))
 
 
 class EagleRunner(Runner):
@@ -61,23 +63,26 @@ class EagleRunner(Runner):
         return self._passes.about
 
     @property
-    def is_padded(self) -> bool:
-        return self._passes.is_padded
+    def is_asynchronous(self) -> bool:
+        return self._passes.is_asynchronous
 
     @property
     def bytes_per_token(self) -> int:
         return self._passes.bytes_per_token
 
-    def warm(self, max_width: int) -> None:
-        self._passes.warm(max_width)
+    def warm(self) -> None:
+        self._passes.warm()
 
     @torch.inference_mode()
-    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+    def forward(
+        self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
+    ) -> PassOutput:
+        """See `Runner`."""
         counts = [len(row_input.tokens) for row_input in inputs]
         given = torch.split(self._states.given(inputs), counts)
         pairs = zip(inputs, given, strict=True)
         output = self._passes.forward(
-            [replace(row_input, states=states) for row_input, states in pairs]
+            [replace(row_input, states=states) for row_input, states in pairs], token_ids
         )
         self._states.keep(inputs, torch.cat([*output.states]))
         self.passes_s = self._passes.passes_s

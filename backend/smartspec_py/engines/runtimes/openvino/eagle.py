@@ -96,7 +96,10 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         return torch.from_numpy(self._fused.get_output_tensor(0).data)
 
     @torch.inference_mode()
-    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+    def forward(
+        self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
+    ) -> PassOutput:
+        assert token_ids is None, "tokens are on the host"
         start = time.perf_counter()
         given = self._states.given(inputs).float().numpy()
         request = self._copies[0].request

@@ -191,8 +191,11 @@ class OpenVinoRunner(Runner):
         num_bytes = sum(int(tensor.byte_size) for tensor in self.cache.tensors.values())
         return num_bytes // (self.cache.num_blocks * BLOCK_LEN)
 
-    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+    def forward(
+        self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
+    ) -> PassOutput:
         """In several passes if one cannot compute all tokens: see `_passes`."""
+        assert token_ids is None, "tokens are on the host"
         passes = self._passes(inputs)
         if len(passes) == 1:
             return self._pass(inputs)

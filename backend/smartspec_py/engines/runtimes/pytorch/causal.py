@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -23,13 +26,14 @@ from smartspec_py.engines.checkpoints.tensors import (
     file_tensors,
     types_of,
 )
+from smartspec_py.engines.device import on_device
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
     PackedBatch,
-    PassAttention,
     RowCache,
     pack,
+    wanted_of,
 )
 from smartspec_py.engines.runtimes.runner import (
     PYTORCH,
@@ -54,8 +58,12 @@ class PackedModel(Protocol):
     def __call__(
         self, packed: PackedBatch, cache: RowCache
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [M, vocab_size] of the wanted tokens, and states as in `PassOutput`, in the order
-        of the packed tokens. Does not wait for the device."""
+        """The last hidden states of all packed tokens, [N, hidden_size], from which `logits` are
+        computed, and their states as in `PassOutput`, [N, width]. Does not wait for the device."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [M, vocab_size], float32, of some last hidden states [M, hidden_size]."""
         ...
 
 
@@ -75,22 +83,52 @@ class CausalModel(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `PackedModel`."""
         cache.slots = packed.slots
-        out = self.model(
+        out = self.model.base_model(
             input_ids=packed.token_ids,
             position_ids=packed.positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=packed.wanted,
-            attention=PassAttention(packed, cache),
-            output_hidden_states=self._gives_hidden,
+            attention=packed.attention,
+            output_hidden_states=bool(self._layers),
         )
-        logits = out.logits[0, :, : self._vocab_size].float()
-        if not self._gives_hidden:
-            return logits, None
-        states = out.hidden_states  # the input of each layer, and the last one after the norm
+        hidden = out.last_hidden_state[0]
         if self._layers:
-            return logits, torch.cat([states[i][0] for i in self._layers], -1)
-        return logits, states[-1][0, packed.wanted]
+            states = out.hidden_states  # the input of each layer, and the last one after the norm
+            return hidden, torch.cat([states[i][0] for i in self._layers], -1)
+        return hidden, hidden if self._gives_hidden else None
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `PackedModel`."""
+        out = self._head(inputs_embeds=hidden[None])
+        logits: torch.Tensor = out.logits[0, :, : self._vocab_size].float()
+        return logits
+
+    @cached_property
+    def _head(self) -> Any:
+        """The model without its layers. Its own `forward` knows how the family computes logits."""
+        head = copy(self.model)
+        head._modules = dict(self.model._modules)
+        head._modules[self.model.base_model_prefix] = _GivenHidden()
+        return head
+
+
+class _GivenHidden:
+    """Takes the place of a model's layers: its input is the last hidden states."""
+
+    def __call__(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _GivenHidden:
+        self.last_hidden_state = inputs_embeds
+        return self
+
+    @property
+    def decoder(self) -> _GivenHidden:
+        """Of OPT."""
+        return self
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        """Its other outputs."""
 
 
 class PyTorchRunner(Runner):
@@ -108,16 +146,43 @@ class PyTorchRunner(Runner):
     def about(self) -> str:
         return f"{PYTORCH}, {type(getattr(self._model, 'model', self._model)).__name__}"
 
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.config.device.type == "cuda"
+
     @torch.inference_mode()
-    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+    def forward(
+        self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
+    ) -> PassOutput:
+        """See `Runner`."""
         start = time.perf_counter()
-        packed = pack(inputs, self.config.max_len, self.config.device)
-        logits, states = self._model(packed, self.cache)
-        by_input = self._by_input(states, inputs)
-        if states is not None and self.config.state_layers:
-            by_input = [states[packed.tokens_of(row)] for row in inputs]
+        packed, firsts = pack(inputs, self.cache, self.config.device)
+        if token_ids is not None:
+            whole = [replace(row, num_logits=len(row.tokens)) for row in inputs]
+            places = on_device(wanted_of(whole, firsts), self.config.device)
+            packed.token_ids[0].index_copy_(0, places, token_ids)
+        output = self._output(*self._model(packed, self.cache), inputs, firsts)
         self.passes_s += time.perf_counter() - start
-        return PassOutput(logits, by_input)
+        return output
+
+    def _output(
+        self,
+        hidden: torch.Tensor,
+        states: torch.Tensor | None,
+        inputs: Sequence[RowInput],
+        firsts: Sequence[int],
+    ) -> PassOutput:
+        """The output of a pass. hidden, states: see `PackedModel`. firsts: of each input, the index
+        of its first token."""
+        wanted = on_device(wanted_of(inputs, firsts), self.config.device)
+        logits = self._model.logits(hidden.index_select(0, wanted))
+        if states is None:
+            return PassOutput(logits)
+        if self.config.state_layers:
+            pairs = zip(firsts, inputs, strict=True)
+            return PassOutput(logits, [states[i : i + len(row.tokens)] for i, row in pairs])
+        counts = [row.num_logits for row in inputs]
+        return PassOutput(logits, torch.split(states.index_select(0, wanted), counts))
 
     @property
     def bytes_per_token(self) -> int:

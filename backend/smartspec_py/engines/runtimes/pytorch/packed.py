@@ -14,9 +14,9 @@ interface, and their cache is replaced by `RowCache`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ MAX_SHORT = 16
 (prompt chunks) get separate attention calls."""
 
 NUM_SCRATCH = 16
-"""Slots after the rows, where padded passes write keys that are never read (see `buckets`). One
+"""Slots after the rows, where padded passes write keys that are never read (see `graphs`). One
 slot is enough; with sixteen, every layer of the cache starts at a multiple of 64 bytes."""
 
 
@@ -41,7 +41,7 @@ class AttentionGroup:
     """Rows whose attention is computed in one call.
 
     tokens: where the group's tokens are in the packed row.
-    rows: the cache rows that are read; as a tensor [rows], they are copied by every layer.
+    rows: the cache rows that are read.
     mask: bool [rows, 1, width, context_len], True where the query sees the key. width and
         context_len: query tokens per row and keys per row, both after padding.
     places: [tokens] index of each token among the rows * width padded ones; None if the group needs
@@ -49,60 +49,83 @@ class AttentionGroup:
     """
 
     tokens: slice
-    rows: slice | torch.Tensor
+    rows: slice
     mask: torch.Tensor
     places: torch.Tensor | None = None
 
 
+class Attention(Protocol):
+    """The attention of one pass."""
+
+    def __call__(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        window: int | None = None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """[N, heads, D] -> [N, heads * D] in the cache's precision, over the keys now in the rows.
+
+        window: a query at position p sees the keys at p - window + 1 to p; None means all keys up
+        to p. scaling: of the scores; None means D ** -0.5. softcap: scores are limited to +-softcap
+        by tanh before masking.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """token_ids, positions: [1, N]. slots: [N]. wanted: [M] tokens whose logits are needed.
-
-    `wanted` keeps the order of the inputs: first all logits of the first input, and so on.
-    states: [N, width], that a head reads. firsts: by row the index of its first token.
-    """
+    """token_ids, positions: [1, N]. slots: [N], where their keys are written. states: [N, width],
+    that a head reads."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    wanted: torch.Tensor
-    groups: tuple[AttentionGroup, ...]
+    attention: Attention
     states: torch.Tensor | None = None
-    firsts: Mapping[int, int] = field(default_factory=dict)
-
-    def tokens_of(self, row: RowInput) -> slice:
-        """Where the tokens of an input are."""
-        first = self.firsts[row.row]
-        return slice(first, first + len(row.tokens))
 
 
-def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> PackedBatch:
-    """Lay out the inputs: first the short ones in the order of their rows, then the long ones."""
-    short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
-    long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
-    together = ([short] if short else []) + [[item] for item in long]
-    ordered = short + long
-    firsts, num_tokens = {}, 0
-    for item in ordered:
-        firsts[item.row] = num_tokens
-        num_tokens += len(item.tokens)
+def pack(
+    inputs: Sequence[RowInput], cache: RowCache, device: torch.device
+) -> tuple[PackedBatch, list[int]]:
+    """Lay out the inputs: first the short ones in the order of their rows, then the long ones. Also
+    returns, of each input, the index of its first token."""
+    order = sorted(
+        range(len(inputs)),
+        key=lambda i: (len(inputs[i].tokens) > MAX_SHORT, inputs[i].row, inputs[i].position),
+    )
+    firsts, num_tokens = [0] * len(inputs), 0
+    for i in order:
+        firsts[i] = num_tokens
+        num_tokens += len(inputs[i].tokens)
+    ordered = [inputs[i] for i in order]
+    short = [item for item in ordered if len(item.tokens) <= MAX_SHORT]
+    together = ([short] if short else []) + [[item] for item in ordered[len(short) :]]
+    groups, first = [], 0
+    for items in together:
+        groups.append(_group(items, first, device))
+        first += sum(len(item.tokens) for item in items)
     token_ids = [token for item in ordered for token in item.tokens]
     positions = [position for item in ordered for position in item.positions]
-    slots = [item.row * max_len + position for item in ordered for position in item.positions]
-    wanted = [
-        firsts[item.row] + j
-        for item in inputs
-        for j in range(len(item.tokens) - item.num_logits, len(item.tokens))
-    ]
-    return PackedBatch(
+    slots = [item.row * cache.max_len + position for item in ordered for position in item.positions]
+    packed = PackedBatch(
         token_ids=torch.tensor([token_ids], device=device),
         positions=torch.tensor([positions], device=device),
         slots=torch.tensor(slots, device=device),
-        wanted=torch.tensor(wanted, dtype=torch.long, device=device),
+        attention=PassAttention(groups, cache),
         states=states_of(ordered),
-        groups=tuple(_group(items, firsts[items[0].row], device) for items in together),
-        firsts=firsts,
     )
+    return packed, firsts
+
+
+def wanted_of(inputs: Sequence[RowInput], firsts: Sequence[int]) -> list[int]:
+    """The tokens whose logits are needed, in the order of the inputs. firsts: see `pack`."""
+    return [
+        first + j
+        for first, item in zip(firsts, inputs, strict=True)
+        for j in range(len(item.tokens) - item.num_logits, len(item.tokens))
+    ]
 
 
 def states_of(inputs: Sequence[RowInput]) -> torch.Tensor | None:
@@ -168,7 +191,7 @@ class RowCache(Cache):
         by_slot = storage[:, :, : self.scratch_slot]
         by_token = (num_rows, self.max_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
-        self._flat = [(layer[0], layer[1]) for layer in storage]
+        self.by_slot = [(layer[0], layer[1]) for layer in storage]
         # Keys of the first layer, values of the first layer, keys of the second layer, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
         self.slots = torch.empty(0, dtype=torch.long)
@@ -182,7 +205,7 @@ class RowCache(Cache):
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [1, kv_heads, N, D] to `slots`; `packed_attention` reads the cache itself."""
-        for stored, new in zip(self._flat[layer_idx], (key_states, value_states), strict=True):
+        for stored, new in zip(self.by_slot[layer_idx], (key_states, value_states), strict=True):
             stored.index_copy_(0, self.slots, new[0].transpose(0, 1).to(stored.dtype))
         return key_states, value_states
 
@@ -192,9 +215,8 @@ class RowCache(Cache):
 
     def read_by(self, group: AttentionGroup) -> _Read:
         """For every layer, views of the keys and values that a group reads: [rows of the group,
-        kv_heads, context_len, D]; of all rows if those of the group are a tensor."""
-        rows = slice(None) if isinstance(group.rows, torch.Tensor) else group.rows
-        read = self._by_row[:, rows, :, : group.mask.shape[-1]].unbind()
+        kv_heads, context_len, D]."""
+        read = self._by_row[:, group.rows, :, : group.mask.shape[-1]].unbind()
         return list(zip(read[::2], read[1::2], strict=True))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
@@ -216,7 +238,7 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    attention: PassAttention | None = None,
+    attention: Attention | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
@@ -234,8 +256,7 @@ def additive_mask(
     """The mask that is added to scores: 0 or minus infinity, [rows, 1, num_shared * width,
     context_len].
 
-    num_shared: query heads that share a key head, see `attend`. window: a query at position p sees
-    the keys at p - window + 1 to p; None means all keys up to p.
+    num_shared: query heads that share a key head, see `attend`. window: see `Attention`.
     """
     seen = group.mask
     if window is not None and window < seen.shape[-1]:
@@ -247,12 +268,12 @@ def additive_mask(
 
 
 class PassAttention:
-    """Attention of one pass. Masks and views are made once and used in all layers."""
+    """Attention of one pass by PyTorch. Masks and views are made once and used in all layers."""
 
-    def __init__(self, packed: PackedBatch, cache: RowCache) -> None:
+    def __init__(self, groups: Sequence[AttentionGroup], cache: RowCache) -> None:
         self._dtype = cache.dtype
         self._calls: list[tuple[AttentionGroup, _Read, dict[int | None, torch.Tensor]]] = [
-            (group, cache.read_by(group), {}) for group in packed.groups
+            (group, cache.read_by(group), {}) for group in groups
         ]
 
     def __call__(
@@ -263,13 +284,10 @@ class PassAttention:
         scaling: float | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """[N, heads, D] -> [N, heads * D] in the cache's precision, over the keys now in the rows.
-        window: see `additive_mask`. softcap: see `attend`."""
+        """See `Attention`."""
         queries, parts = queries.to(self._dtype), []
         for group, read, masks in self._calls:
             keys, values = read[layer]
-            if isinstance(group.rows, torch.Tensor):
-                keys, values = (stored.index_select(0, group.rows) for stored in (keys, values))
             if window not in masks:
                 num_shared = queries.shape[1] // keys.shape[1]
                 masks[window] = additive_mask(group, num_shared, self._dtype, window)
@@ -290,7 +308,7 @@ def attend(
     """tokens [N, heads, D] of a group -> [N, heads * D].
 
     keys, values: of the group's rows, [rows, kv_heads, context_len, D]. mask: see `additive_mask`.
-    softcap: scores are limited to +-softcap by tanh before masking.
+    scaling, softcap: see `Attention`.
     """
     num_heads, head_dim = tokens.shape[1:]
     num_rows, num_kv_heads = keys.shape[:2]
