@@ -141,7 +141,8 @@ class Sequences:
             DraftRequest(self.samplings[i], len(tokens), self.histories[i], tuple(proposed[i][0]))
             for i, tokens in zip(active, known, strict=True)
         ]
-        return draft_tokens(DRAFT[[tokens[-1] for tokens in known]], requests)
+        tokens, probs = draft_tokens(DRAFT[[tokens[-1] for tokens in known]], requests)
+        return tokens.tolist(), probs
 
 
 def write(
@@ -272,7 +273,7 @@ def judge_single(
         VerifyRequest(sampling, 9, drafts=(chosen,))
         if chosen is not None
         else VerifyRequest(sampling, 9, None, (draft,), None if prob is None else prob[None])
-        for sampling, draft, prob in zip(samplings, drafts, probs, strict=True)
+        for sampling, draft, prob in zip(samplings, drafts.tolist(), probs, strict=True)
     ]
     return verify(p.log().repeat(2 * NUM_SINGLE, 1), requests)
 
@@ -333,7 +334,7 @@ def test_equal_distributions_are_always_accepted() -> None:
     drafts, probs = draft_tokens(logits, [DraftRequest(sampling, 9) for sampling in samplings])
     requests = [
         VerifyRequest(sampling, 9, None, (draft,), prob[None])
-        for sampling, draft, prob in zip(samplings, drafts, probs, strict=True)
+        for sampling, draft, prob in zip(samplings, drafts.tolist(), probs, strict=True)
         if prob is not None
     ]
     results = verify(logits.repeat_interleave(2, 0), requests)

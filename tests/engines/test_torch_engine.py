@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,10 +29,11 @@ from torch_models import (
 )
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from smartspec_py.core.types import SamplingParams
+from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, SequenceStart, Verify, Work
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 NUM_TOKENS = 24
@@ -212,6 +214,41 @@ def test_the_draft_stops_at_the_end_token() -> None:
     other = make_proposer("llama")
     (ended,) = other.propose([DraftTask(0, tokens, len(tokens), 6, ending)])
     assert ended.tokens == draft.tokens[: first + 1]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_drafts_on_the_device_are_those_of_the_host(
+    penalty: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several lengths, greedy and sampled, and after an end token none. With a penalty, a draft
+    depends on the ones before, which the host must know."""
+    rejection = Verification.REJECTION
+    first = make_proposer("llama").propose([DraftTask(0, [5, 6, 7], 3, 6, GREEDY)])[0].tokens[0]
+    samplings = [
+        GREEDY,
+        SamplingParams(temperature=1.0, top_p=0.9, seed=1),
+        SamplingParams(temperature=1.0, seed=2, verification=rejection, frequency_penalty=penalty),
+        SamplingParams(end_tokens=(first,)),
+    ]
+    tasks = [
+        DraftTask(i, [5, 6, 7], 3, num, sampling)
+        for i, (num, sampling) in enumerate(zip((2, 6, 3, 5), samplings, strict=True))
+    ]
+    on_host = make_proposer("llama").propose(tasks)
+    monkeypatch.setattr(PyTorchRunner, "is_asynchronous", True)
+    given = []
+    forward = PyTorchRunner.forward
+
+    def noted(self: PyTorchRunner, inputs: Any, token_ids: Any = None) -> Any:
+        given.append(None if token_ids is None else len(token_ids))
+        return forward(self, inputs, token_ids)
+
+    monkeypatch.setattr(PyTorchRunner, "forward", noted)
+    on_device = make_proposer("llama").propose(tasks)
+    assert [draft.tokens for draft in on_device] == [draft.tokens for draft in on_host]
+    assert [len(draft.tokens) for draft in on_host] == [2, 6, 3, 1]
+    torch.testing.assert_close(on_device[2].probs, on_host[2].probs)
+    assert given == ([None, 4, 3, 2, 2, 1] if not penalty else [None] * 6)
 
 
 def test_a_pass_can_be_timed_in_any_room() -> None:
@@ -463,9 +500,9 @@ def test_a_request_may_keep_from_what_the_draft_read_before(reuses_prefix: bool)
     lengths = []
     forward = proposer.runner.forward
 
-    def counted(inputs: Sequence[RowInput]) -> PassOutput:
+    def counted(inputs: Sequence[RowInput], token_ids: None = None) -> PassOutput:
         lengths.append(len(inputs[0].tokens))
-        return forward(inputs)
+        return forward(inputs, token_ids)
 
     proposer.runner.forward = counted  # type: ignore[method-assign]
     proposer.propose([DraftTask(2, tokens, 20, 3, GREEDY, reuses_prefix)])

@@ -26,7 +26,6 @@ token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -44,6 +43,7 @@ from smartspec_py.engines.decoding.truncation import (
     truncate,
     truncation_kind,
 )
+from smartspec_py.engines.device import on_device
 
 NOT_FINITE = Failure(
     "the model's logits are not finite: its numbers overflow in this precision; use a wider dtype "
@@ -125,10 +125,10 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     tokens = best_tokens(shaped, 1)[:, 0]
     for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
         tokens[_index(group, logits)] = _drawn(shaped, group)
-    for row, peak in enumerate(logits.amax(-1).tolist()):
-        if not math.isfinite(peak):
-            failures[row] = NOT_FINITE
-    drawn_tokens = tokens.tolist()
+    is_finite = logits.amax(-1).isfinite()
+    # One copy to the host: it waits for the device.
+    drawn_tokens = torch.where(is_finite, tokens, NO_TOKEN).tolist()
+    failures |= {row: NOT_FINITE for row, token in enumerate(drawn_tokens) if token == NO_TOKEN}
     for row in failures:
         drawn_tokens[row] = NO_TOKEN
     results = []
@@ -143,8 +143,8 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
 
 def draft_tokens(
     logits: torch.Tensor, requests: Sequence[DraftRequest]
-) -> tuple[list[int], list[torch.Tensor | None]]:
-    """One token from each row of logits [len(requests), vocab], float32.
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """One token from each row of logits [len(requests), vocab], float32, on their device.
 
     Also the distribution that it was drawn from, [vocab] float32. It is None for greedy tokens and
     for draws with the target's noise.
@@ -171,7 +171,7 @@ def draft_tokens(
             for draw, drawn_from in zip(group, candidates.spread(logits.shape[-1]), strict=True):
                 probs[draw.row] = drawn_from
         tokens[_index(group, logits)] = candidates.draw(_keys(group, stream, logits))
-    return tokens.tolist(), probs
+    return tokens, probs
 
 
 def _shapings(request: VerifyRequest, first: int) -> list[Shaping]:
@@ -214,7 +214,7 @@ def _drawn(shaped: torch.Tensor, group: Sequence[_Draw]) -> torch.Tensor:
     if group[0].draft == NO_TOKEN:
         return candidates.draw(_keys(group, Stream.TARGET, shaped))
     p = candidates.probs()
-    drafts = torch.tensor([draw.draft for draw in group], device=shaped.device)
+    drafts = on_device([draw.draft for draw in group], shaped.device)
     is_draft = candidates.tokens == drafts[:, None]
     given = [draw.draft_probs for draw in group if draw.draft_probs is not None]
     if given:
@@ -251,12 +251,12 @@ def _candidates(shaped: torch.Tensor, group: Sequence[_Draw]) -> Candidates:
 
 
 def _index(group: Sequence[_Draw], logits: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([draw.row for draw in group], device=logits.device)
+    return on_device([draw.row for draw in group], logits.device)
 
 
 def _keys(group: Sequence[_Draw], stream: Stream, logits: torch.Tensor) -> torch.Tensor:
     keys = [noise_key(draw.sampling.seed, draw.position, stream) for draw in group]
-    return torch.tensor(keys, device=logits.device)
+    return on_device(keys, logits.device)
 
 
 def _with_log_probs(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import NO_TOKEN, SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
     SHORT_LAG,
@@ -45,7 +45,8 @@ class DraftSequence(CachedSequence):
 
 @dataclass(slots=True)
 class Drafting:
-    """A task in progress: the drafts so far, and the distributions they were drawn from."""
+    """A task in progress: the drafts so far, and the distributions they were drawn from. A draft
+    that is only on the device yet is NO_TOKEN."""
 
     task: DraftTask
     state: DraftSequence
@@ -67,6 +68,11 @@ class Drafting:
         self.tokens.append(token)
         if prob is not None:
             self.probs.append(prob)
+
+    def learn(self, tokens: list[int]) -> None:
+        """Take the drafts from the device, but none after an end token."""
+        num_kept = self.task.sampling.num_before_end(tokens) + 1
+        self.tokens, self.probs = tokens[:num_kept], self.probs[:num_kept]
 
     def read(self, num_tokens: int) -> None:
         """Record that the row now holds num_tokens tokens."""
@@ -119,8 +125,12 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         }
         active = list(started.values())
         self._catch_up(active)
+        if self.runner.is_asynchronous and not any(task.sampling.shapes_logits for task in tasks):
+            self._draft_on_device(active)
         while active := [drafting for drafting in active if drafting.wants_more]:
-            self._pass(active)
+            tokens, probs = self._pass(active)
+            for drafting, token, prob in zip(active, tokens.tolist(), probs, strict=True):
+                drafting.take(token, prob)
         return [
             started[task.sequence].draft if task.sequence in started else NO_DRAFT for task in tasks
         ]
@@ -174,17 +184,36 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
                     left -= len(chunk)
             self.runner.forward(inputs)
 
-    def _pass(self, draftings: Sequence[Drafting]) -> None:
-        """Process the unread tokens of each sequence, and draft one more token."""
+    def _draft_on_device(self, draftings: Sequence[Drafting]) -> None:
+        """Draft all tokens, each pass with the tokens of the one before. The host waits once, for
+        all of them. Drafts after an end token are computed in vain."""
+        longest_first = sorted(draftings, key=lambda drafting: -drafting.task.draft_len)
+        levels: list[torch.Tensor] = []
+        while active := [
+            drafting for drafting in longest_first if len(levels) < drafting.task.draft_len
+        ]:
+            tokens, probs = self._pass(active, levels[-1][: len(active)] if levels else None)
+            for drafting, prob in zip(active, probs, strict=True):
+                drafting.take(NO_TOKEN, prob)
+            levels.append(tokens)
+        if levels:
+            drafted = iter(torch.cat(levels).tolist())
+            by_level = [[next(drafted) for _ in level] for level in levels]
+            for i, drafting in enumerate(longest_first):
+                drafting.learn([level[i] for level in by_level if i < len(level)])
+
+    def _pass(
+        self, draftings: Sequence[Drafting], last: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Process the unread tokens of each sequence, and draft one more token: see `draft_tokens`.
+        last: the last draft of each, if it is only on the device."""
         inputs, requests = [], []
         for drafting in draftings:
             unread = self._unread(drafting)
             inputs.append(unread)
             drafting.read(unread.position + len(unread.tokens))
             requests.append(drafting.request)
-        tokens, probs = draft_tokens(self.runner.forward(inputs).logits, requests)
-        for drafting, token, prob in zip(draftings, tokens, probs, strict=True):
-            drafting.take(token, prob)
+        return draft_tokens(self.runner.forward(inputs, last).logits, requests)
 
     def _unread(self, drafting: Drafting) -> RowInput:
         """The tokens that the row does not hold yet: known tokens, or the last draft."""

@@ -112,8 +112,8 @@ class HeadsProposer(Proposer):
             rows = [row for row, task in enumerate(able) if head < task.draft_len]
             active = [started[row] for row in rows]
             requests = [drafting.request for drafting in active]
-            drawn = draft_tokens(logits[rows, head], requests)
-            for drafting, guess, prob in zip(active, *drawn, strict=True):
+            drawn, probs = draft_tokens(logits[rows, head], requests)
+            for drafting, guess, prob in zip(active, drawn.tolist(), probs, strict=True):
                 drafting.guesses.append(guess)
                 drafting.probs.append(prob)
         for drafting in started:
