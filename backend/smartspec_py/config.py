@@ -89,10 +89,11 @@ class TorchEngineConfig(EngineConfig):
     """type of the computation. auto uses the checkpoint's type. On a CPU, auto uses float32, or
     bfloat16 if the processor multiplies bfloat16. OpenVINO computes in float32 if the processor
     lacks the configured type."""
-    weights: Literal["auto", "stored", "int8", "int4"] = "auto"
+    weights: Literal["auto", "stored", "int8", "int4", "fp8"] = "auto"
     """type of the weights. stored keeps them in the type of their files. int8 rounds each row to 8
     bits, int4 each group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups.
-    Both need OpenVINO. auto is int8 if OpenVINO computes a model of 100 million parameters or more:
+    Both need OpenVINO. fp8 rounds each row, and the activations of each token, to 8-bit floating
+    point on a GPU. auto is int8 if OpenVINO computes a model of 100 million parameters or more:
     texts change a little, and a pass takes about half the time."""
     kv_cache: Literal["auto", "u8"] = "auto"
     """type of the KV cache. auto keeps keys and values in the dtype, but PyTorch on a CPU in

@@ -48,7 +48,8 @@ from smartspec_py.engines.runtimes.heads.eagle import (
 from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
 from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.runtimes.machine import thread_count
-from smartspec_py.engines.runtimes.runner import PYTORCH, Runner, RunnerConfig
+from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
+from smartspec_py.engines.runtimes.runner import FP8, PYTORCH, Runner, RunnerConfig
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig, TorchEngineConfig
@@ -214,6 +215,8 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
 
 def _eagle_runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Runner:
     if runtime == PYTORCH:
+        if run_config.weights == FP8:
+            use_float8(head.parts)
         return EagleRunner(head, run_config)
     from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
 

@@ -16,8 +16,9 @@ from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError, first_line
 from smartspec_py.engines.runtimes.openvino.supported import MODEL_TYPES, can_write_out
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
+from smartspec_py.engines.runtimes.pytorch.float8 import has_float8
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
+from smartspec_py.engines.runtimes.runner import FP8, Runner, RunnerConfig
 
 if TYPE_CHECKING:
     from smartspec_py.config import TorchEngineConfig
@@ -43,6 +44,11 @@ def load(key: str, run_config: RunnerConfig, config: TorchEngineConfig) -> Runne
     """Load a runner. Raises ConfigError, with the key's name, if the engine cannot serve the
     model."""
     with named(key):
+        if config.weights == FP8 and not has_float8(run_config.device):
+            raise ConfigError(
+                "engine.json: engine.weights: fp8 needs a GPU that multiplies float8 (NVIDIA Ada, "
+                f"Hopper or newer), and the device is {run_config.device.type}: use int8 or stored"
+            )
         runner = _openvino_runner(run_config, config.runtime)
         if runner is None and config.weights in ("int8", "int4"):
             raise _only_openvino(f"engine.weights: {config.weights}", "stored")
@@ -50,7 +56,8 @@ def load(key: str, run_config: RunnerConfig, config: TorchEngineConfig) -> Runne
             raise _only_openvino("engine.kv_cache: u8", "auto")
         if runner is None:
             runner_class = GraphRunner if uses_graphs(config, run_config.device) else PyTorchRunner
-            runner = load_runner(replace(run_config, weights="stored"), runner_class)
+            weights = FP8 if config.weights == FP8 else "stored"
+            runner = load_runner(replace(run_config, weights=weights), runner_class)
     logger.info("loaded %s", key)
     runner.warm()
     return runner

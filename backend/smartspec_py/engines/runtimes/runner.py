@@ -19,6 +19,9 @@ from smartspec_py.engines.checkpoints.config import key_shape
 
 PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
 
+FP8 = "fp8"
+"""Weights in float8, of PyTorch on a GPU."""
+
 SCALE_BYTES = 8
 """Of the scale and the zero of a head's key or value in a cache of 8 bits, in float32."""
 

@@ -27,6 +27,7 @@ from smartspec_py.engines.checkpoints.tensors import (
     types_of,
 )
 from smartspec_py.engines.device import on_device
+from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
@@ -36,6 +37,7 @@ from smartspec_py.engines.runtimes.pytorch.packed import (
     wanted_of,
 )
 from smartspec_py.engines.runtimes.runner import (
+    FP8,
     PYTORCH,
     PassOutput,
     RowInput,
@@ -240,6 +242,8 @@ def load_model(config: RunnerConfig) -> Any:
     model = model.to(config.device).eval()
     for name, weight in model.named_parameters():
         check_finite(name, weight, config.dtype, config.path)
+    if config.weights == FP8:
+        use_float8(model)
     return model
 
 
