@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
+from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner, Shape
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RunnerConfig
@@ -71,6 +72,7 @@ def make_runner(kind: str, state_layers: tuple[int, ...] = ()) -> GraphRunner:
         model = AutoModelForCausalLM.from_config(
             make_config(kind), dtype=config.dtype, attn_implementation=ATTENTION_NAME
         )
+    merge_products(model)
     return GraphRunner(CausalModel(model.eval(), config), config)
 
 

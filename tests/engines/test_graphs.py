@@ -24,6 +24,7 @@ from torch_models import (
 from smartspec_py.engines.local.load import uses_graphs
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
+from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
@@ -48,7 +49,9 @@ def make_pair(
     config = RunnerConfig(
         Path("model"), CPU, torch.float32, num_rows, max_len, VOCAB_SIZE, gives_hidden
     )
-    padded = GraphRunner(CausalModel(ready(kind, config), config), config)
+    model = ready(kind, config)
+    merge_products(model)  # as on a GPU
+    padded = GraphRunner(CausalModel(model, config), config)
     padded.warm()
     assert is_captured(padded)
     return PyTorchRunner(CausalModel(ready(kind, config), config), config), padded
@@ -112,6 +115,20 @@ def test_logits_are_those_of_a_packed_pass(kind: str) -> None:
         expected, found = plain.forward(inputs).logits, padded.forward(inputs).logits
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert padded.num_replays == num_replays + 40
+
+
+def test_products_with_the_same_input_are_merged() -> None:
+    """q, k, v and gate, up of two layers, but not those of which only some have a bias."""
+    model = make_model("llama")
+    model.model.layers[1].mlp.up_proj = torch.nn.Linear(32, 48)
+    merge_products(model)
+    shapes = [
+        tuple(part.weight.shape)
+        for part in model.model.layers.modules()
+        if isinstance(part, torch.nn.Linear)
+    ]
+    apart = [(48, 32), (48, 32), (32, 48)]
+    assert sorted(shapes) == sorted([(96, 32), (32, 32)] * 2 + [(96, 32), (32, 48), *apart])
 
 
 def test_hidden_states_are_those_of_a_packed_pass() -> None:

@@ -48,6 +48,7 @@ from smartspec_py.engines.runtimes.heads.eagle import (
 from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
 from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.runtimes.machine import thread_count
+from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
 from smartspec_py.engines.runtimes.runner import FP8, PYTORCH, Runner, RunnerConfig
 
@@ -215,6 +216,8 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
 
 def _eagle_runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Runner:
     if runtime == PYTORCH:
+        if run_config.device.type == "cuda":
+            merge_products(head.parts)
         if run_config.weights == FP8:
             use_float8(head.parts)
         return EagleRunner(head, run_config)

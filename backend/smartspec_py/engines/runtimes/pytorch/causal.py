@@ -27,6 +27,7 @@ from smartspec_py.engines.checkpoints.tensors import (
     types_of,
 )
 from smartspec_py.engines.device import on_device
+from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
@@ -242,6 +243,8 @@ def load_model(config: RunnerConfig) -> Any:
     model = model.to(config.device).eval()
     for name, weight in model.named_parameters():
         check_finite(name, weight, config.dtype, config.path)
+    if config.device.type == "cuda":
+        merge_products(model)
     if config.weights == FP8:
         use_float8(model)
     return model
