@@ -181,7 +181,7 @@ class EagleHead(torch.nn.Module):
     reads_states: bool = True
 
     def __init__(self, weights: Any, config: EagleConfig, token_ids: torch.Tensor | None) -> None:
-        """weights: a result of `_module` with its weights."""
+        """weights: a result of `empty_head` with its weights."""
         super().__init__()
         self.config, self.of, self.token_ids = config.layer, config, token_ids
         self.parts, self._rotary = weights, LlamaRotaryEmbedding(config.layer)
@@ -254,7 +254,7 @@ def load_eagle(config: EagleConfig, run_config: RunnerConfig) -> EagleHead:
             of_target = target_tensor(folder, run_config.path, names, name)
             weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
     config.layer.vocab_size = min(run_config.vocab_size, target.vocab_size)
-    module = _module(config, target)
+    module = empty_head(config, target)
     for name, tensor in weights.items():
         check_type(name, tensor.dtype, folder)
     placed = {
@@ -310,8 +310,8 @@ def _token_ids(
     return tokens
 
 
-def _module(config: EagleConfig, target: Any) -> Any:
-    """The head's modules by the names of speculators, without memory."""
+def empty_head(config: EagleConfig, target: Any) -> Any:
+    """The head's modules by the names of speculators, without memory. target: its config."""
     layer, width, num_read = config.layer, config.layer.hidden_size, len(config.layer_ids)
     eps = layer.rms_norm_eps
     made: Any = torch.nn.Module()

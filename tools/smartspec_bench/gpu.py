@@ -1,0 +1,356 @@
+"""What decides the design of the GPU engine, measured on a GPU: one table for each part.
+
+    python3 -m smartspec_bench.gpu [PART ...] [--dry-run]
+
+The parts are `device`, `attention`, `products`, `passes`, `drafts`, in this order, and each prints
+its table as it ends. Models have the shape of Llama 3.1 8B and random weights. Needs torch with
+CUDA, transformers, and no network. With --dry-run, everything is tiny and runs on a CPU, to try the
+script itself, with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from smartspec_py.engines.runtimes.heads.eagle import FLAGS, EagleConfig, EagleHead, empty_head
+from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
+from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
+from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
+from smartspec_py.engines.runtimes.pytorch.float8 import Float8Linear, has_float8, use_float8
+from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
+from smartspec_py.engines.runtimes.pytorch.layout import Tiling, lay_out, size_of
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
+from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
+
+LLAMA_8B: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+}
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 8192,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and what is measured. model: a configuration. rounds: of each timing."""
+
+    device: torch.device
+    dtype: torch.dtype
+    model: dict[str, Any]
+    rounds: int
+
+    @property
+    def is_dry(self) -> bool:
+        return self.device.type == "cpu"
+
+    def wait(self) -> None:
+        if not self.is_dry:
+            torch.cuda.synchronize()
+
+    def ms(self, call: Callable[[], Any]) -> float:
+        """Median milliseconds of a call, after two warm-ups, until the device is done."""
+        times = []
+        for _ in range(self.rounds + 2):
+            self.wait()
+            start = time.perf_counter()
+            call()
+            self.wait()
+            times.append(1e3 * (time.perf_counter() - start))
+        return statistics.median(times[2:])
+
+    def kernel_ms(self, call: Callable[[], Any], calls: int = 20) -> float:
+        """Milliseconds of a call without its launches: in a CUDA graph of several calls."""
+        if self.is_dry:
+            return self.ms(call)
+        call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                call()
+        return self.ms(graph.replay) / calls
+
+    def config(self, num_rows: int, max_len: int) -> RunnerConfig:
+        vocab_size = self.model["vocab_size"]
+        return RunnerConfig(Path("random"), self.device, self.dtype, num_rows, max_len, vocab_size)
+
+    def hf_config(self) -> LlamaConfig:
+        config = LlamaConfig(**self.model)
+        config._attn_implementation = ATTENTION_NAME
+        return config
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table in Markdown."""
+    print(f"\n### {title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for row in rows:
+        cells = [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def device(run: Run) -> None:
+    """Copy and read bandwidth, and versions."""
+    num = (1 << 16) if run.is_dry else (1 << 30)
+    source = torch.zeros(num, dtype=torch.bfloat16, device=run.device)
+    copied = torch.empty_like(source)
+    copy_ms = run.ms(lambda: copied.copy_(source))
+    read_ms = run.ms(lambda: source.view(torch.int16).amax())
+    name = "CPU" if run.is_dry else torch.cuda.get_device_name()
+    about = f"{name}, torch {torch.__version__}"
+    rows = [[about, 4 * num / copy_ms / 1e9, 2 * num / read_ms / 1e9]]
+    table("Bandwidth", ["device", "copy, TB/s", "read, TB/s"], rows)
+
+
+def attention(run: Run) -> None:
+    """The kernel against float64, its bits, and its time beside PyTorch's attention."""
+    from smartspec_py.engines.runtimes.pytorch.attention import attend
+
+    num_heads, num_kv_heads = run.model["num_attention_heads"], run.model["num_key_value_heads"]
+    head_dim = run.model["hidden_size"] // num_heads
+    num_rows, max_len = (4, 256) if run.is_dry else (64, 8192)
+    shape = num_rows * max_len + 16, num_kv_heads, head_dim
+    generator = torch.Generator(run.device).manual_seed(0)
+
+    def some(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator, device=run.device).to(run.dtype)
+
+    keys, values = some(*shape), some(*shape)
+    tiling = Tiling.of(num_rows, num_heads // num_kv_heads)
+
+    def call(inputs: Sequence[RowInput], queries: torch.Tensor) -> Callable[[], torch.Tensor]:
+        size = size_of(inputs)
+        assert size is not None
+        made, _ = lay_out(inputs, size, tiling, max_len, num_rows * max_len)
+        lines = torch.from_numpy(made).to(run.device)
+        longest = max(item.position + len(item.tokens) for item in inputs)
+        context_len = 1024 if longest <= 1024 else max_len
+        padded = queries.new_zeros(size, num_heads, head_dim)
+        padded[: len(queries)] = queries
+        return lambda: attend(
+            padded, keys, values, lines, tiling=tiling, max_len=max_len, context_len=context_len
+        )
+
+    rng, worst, same = random.Random(0), 0.0, [0, 0]
+    for _ in range(2 if run.is_dry else 12):
+        inputs = []
+        for row in rng.sample(range(num_rows), rng.randint(1, min(8, num_rows))):
+            num = rng.choice([1, 1, 2, 5, 8, 60])
+            inputs.append(RowInput(row, rng.randrange(max_len - num), [0] * num, 1))
+        counts = [len(item.tokens) for item in inputs]
+        queries = some(sum(counts), num_heads, head_dim)
+        found = call(inputs, queries)()[: sum(counts)]
+        parts = zip(inputs, torch.split(queries, counts), torch.split(found, counts), strict=True)
+        for item, own, together in parts:
+            first = item.row * max_len
+            last = first + item.position + len(item.tokens)
+            row_keys, row_values = (
+                held[first:last].double().repeat_interleave(num_heads // num_kv_heads, 1)
+                for held in (keys, values)
+            )
+            mask = torch.arange(last - first, device=run.device)
+            mask = mask[None] <= torch.tensor(item.positions, device=run.device)[:, None]
+            exact = scaled_dot_product_attention(
+                own.double().transpose(0, 1),
+                row_keys.transpose(0, 1),
+                row_values.transpose(0, 1),
+                attn_mask=mask,
+            )
+            exact = exact.transpose(0, 1).flatten(1)
+            worst = max(worst, float((together.double() - exact).abs().max()))
+            same[0] += int(torch.equal(call([item], own)()[: len(own)], together))
+            same[1] += 1
+    table(
+        "Attention: random passes",
+        ["largest error", "inputs whose bits are those alone"],
+        [[worst, f"{same[0]} of {same[1]}"]],
+    )
+    rows = []
+    mixes = [(1, 1), (1, 8), (8, 1), (8, 8), (32, 1), (32, 4), (64, 1), (64, 8)]
+    for num, width in mixes if not run.is_dry else [(2, 3)]:
+        for context_len in (400, 7900) if not run.is_dry else (100,):
+            inputs = [RowInput(row, context_len, [0] * width, 1) for row in range(num)]
+            queries = some(num * width, num_heads, head_dim)
+            us = 1e3 * run.kernel_ms(call(inputs, queries))
+            rows.append([f"{num} x {width}", context_len, us])
+    mixed = [RowInput(row, 100, [0], 1) for row in range(num_rows - 1)]
+    mixed.append(RowInput(num_rows - 1, 0, [0] * 100, 1))
+    queries = some(num_rows + 99, num_heads, head_dim)
+    us = 1e3 * run.kernel_ms(call(mixed, queries))
+    rows.append([f"{num_rows - 1} x 1 and a prompt of 100", 100, us])
+    table("Attention: one layer", ["rows x tokens", "context", "us"], rows)
+
+
+def products(run: Run) -> None:
+    """Matrix products of a layer by number of tokens: apart, merged and in float8; and how many
+    numbers of tokens leave the bits of the first token as they are alone."""
+    hidden, inner = run.model["hidden_size"], run.model["intermediate_size"]
+    kv = hidden * run.model["num_key_value_heads"] // run.model["num_attention_heads"]
+    shapes = {
+        "q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden),
+        "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+        "q k v": (hidden + 2 * kv, hidden), "gate up": (2 * inner, hidden),
+    }  # fmt: skip
+    sizes = (1, 8) if run.is_dry else (1, 8, 16, 32, 64, 128, 256, 512)
+    rows: list[list[Any]] = []
+
+    def times(layer: torch.nn.Module, tokens: torch.Tensor) -> list[float]:
+        return [1e3 * run.kernel_ms(partial(layer, tokens[:num])) for num in sizes]
+
+    for name, (num_out, num_in) in shapes.items():
+        layer = torch.nn.Linear(num_in, num_out, bias=False, dtype=run.dtype, device=run.device)
+        tokens = torch.randn(sizes[-1], num_in, device=run.device).to(run.dtype)
+        alone = layer(tokens[:8])[0]
+        num_same = sum(torch.equal(layer(tokens[:num])[0], alone) for num in sizes)
+        rows.append([name, *times(layer, tokens), num_same])
+        if has_float8(run.device):
+            rows.append([f"{name}, float8", *times(Float8Linear(layer), tokens), "-"])
+    table("Products, us", ["product", *map(str, sizes), "sizes with equal bits"], rows)
+
+
+def passes(run: Run) -> None:
+    """Passes of the whole model in captured graphs: as Transformers has it, with merged products,
+    and in float8."""
+    for name in ("plain", "merged", "merged, float8"):
+        if "float8" in name and not has_float8(run.device):
+            continue
+        runner = _runner(run, merged="merged" in name, is_float8="float8" in name)
+        print(f"\n{name}: {runner.about}", flush=True)
+        widths = (1, 2, 4, 8, 16)
+        rows: list[list[Any]] = []
+        for num_rows in (1, 8, 32, 64) if not run.is_dry else (1, 4):
+            fitting = [width for width in widths if num_rows * width <= 512]
+            times = [_pass_ms(run, runner, _rows(num_rows, width)) for width in fitting]
+            rows.append([num_rows, *times, *["-"] * (len(widths) - len(fitting))])
+        table(f"Passes, {name}, ms", ["rows", *map(str, widths)], rows)
+        top = runner.config.num_rows
+        prompts = [RowInput(top - 1 - i, 0, [0] * 100, 1) for i in range(2)]
+        mixes = {
+            "rows of 1 to 7": [RowInput(i, 400, [0] * (i + 1), i + 1) for i in range(7)],
+            "33 rows of 7": _rows(33, 7),
+            "a prompt of 100": prompts[:1],
+            "31 rows and a prompt of 100": [*_rows(31, 1), *prompts[:1]],
+            "62 rows and two prompts of 100": [*_rows(62, 1), *prompts],
+        }
+        for context_len in (2000, 7900):
+            mixes[f"1 row after {context_len}"] = _rows(1, 1, context_len)
+            mixes[f"4 rows after {context_len}"] = _rows(4, 1, context_len)
+        if run.is_dry:
+            mixes = {"2 rows of 3": _rows(2, 3)}
+        rows = [[mix, _pass_ms(run, runner, inputs)] for mix, inputs in mixes.items()]
+        table(f"Other passes, {name}", ["pass", "ms"], rows)
+        del runner
+        if not run.is_dry:
+            torch.cuda.empty_cache()
+
+
+def drafts(run: Run) -> None:
+    """An EAGLE-3 head that drafts k tokens for some rows: waiting for each, and for all at once."""
+    of = EagleConfig(
+        folder=Path("random"),
+        layer=LlamaConfig(**run.model | {"num_hidden_layers": 1}),
+        layer_ids=(1,) if run.is_dry else (2, 16, 29),
+        num_drafted=run.model["vocab_size"] // 4,
+        **dict.fromkeys(FLAGS, False),
+    )
+    module = empty_head(of, run.hf_config()).to_empty(device=run.device).to(run.dtype)
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=0.02)
+    merge_products(module)
+    config = run.config(4 if run.is_dry else 64, 512)
+    head = EagleRunner(EagleHead(module, of, None).to(run.device).eval(), config)
+    head.warm()
+    rows = []
+    for num in (1, 8, 32, 64) if not run.is_dry else (1, 4):
+        inputs = [RowInput(row, 400, [0], 1, first=1) for row in range(num)]
+
+        for num_drafts in (1, 3, 7):
+            ways = partial(_waiting, head, inputs), partial(_following, head, inputs)
+            times = [run.ms(partial(way, num_drafts)) / num_drafts for way in ways]
+            rows.append([num, num_drafts, *times])
+    table("A head's drafts, ms each", ["rows", "drafts", "waiting for each", "for all"], rows)
+
+
+def _waiting(head: EagleRunner, inputs: Sequence[RowInput], num_drafts: int) -> None:
+    for _ in range(num_drafts):
+        head.forward(inputs).logits.argmax(-1).tolist()
+
+
+def _following(head: EagleRunner, inputs: Sequence[RowInput], num_drafts: int) -> None:
+    tokens, levels = None, []
+    for _ in range(num_drafts):
+        tokens = head.forward(inputs, tokens).logits.argmax(-1)
+        levels.append(tokens)
+    torch.cat(levels).tolist()
+
+
+def _runner(run: Run, *, merged: bool, is_float8: bool) -> GraphRunner:
+    config = run.config(4, 512) if run.is_dry else run.config(64, 8192)
+    torch.manual_seed(0)
+    with torch.device(run.device):
+        maker: Any = AutoModelForCausalLM
+        model = maker.from_config(run.hf_config(), dtype=run.dtype).eval()
+    if merged:
+        merge_products(model)
+    if is_float8:
+        use_float8(model)
+    runner = GraphRunner(CausalModel(model, config), config)
+    runner.warm()
+    return runner
+
+
+def _rows(num_rows: int, width: int, context_len: int = 400) -> list[RowInput]:
+    return [RowInput(row, context_len, [0] * width, width) for row in range(num_rows)]
+
+
+def _pass_ms(run: Run, runner: GraphRunner, inputs: Sequence[RowInput]) -> float:
+    return run.ms(lambda: runner.forward(inputs).logits.argmax(-1).tolist())
+
+
+PARTS: dict[str, Callable[[Run], None]] = {
+    part.__name__: part for part in (device, attention, products, passes, drafts)
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    is_dry = "--dry-run" in arguments
+    names = [name for name in arguments if not name.startswith("--")] or list(PARTS)
+    run = Run(torch.device("cpu"), torch.float32, TINY, 2)
+    if not is_dry:
+        run = Run(torch.device("cuda"), torch.bfloat16, LLAMA_8B, 20)
+    for name in names:
+        start = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                PARTS[name](run)
+        except Exception as error:  # the next parts are independent
+            print(f"\n{name} failed: {type(error).__name__}: {error}", flush=True)
+            if is_dry:
+                raise
+        print(f"\n({name}: {time.perf_counter() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
