@@ -58,6 +58,11 @@ class Drafting:
         return len(self.tokens) < self.task.draft_len and not has_ended
 
     @property
+    def num_logits(self) -> int:
+        """Of the next pass."""
+        return 1
+
+    @property
     def request(self) -> DraftRequest:
         """Of the next pass."""
         position = len(self.task.tokens) + len(self.tokens)
@@ -112,11 +117,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()
-        started = {
-            task.sequence: Drafting(task, self._enter(task), [], [])
-            for task in tasks
-            if task.draft_len > 0
-        }
+        started = {task.sequence: self._start(task) for task in tasks if task.draft_len > 0}
         active = list(started.values())
         self._catch_up(active)
         while active := [drafting for drafting in active if drafting.wants_more]:
@@ -141,6 +142,9 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             return
         state.row.num_cached = min(state.row.num_cached, state.num_valid, len(state.row.tokens))
         self._free(sequence)
+
+    def _start(self, task: DraftTask) -> Drafting:
+        return Drafting(task, self._enter(task), [], [])
 
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The state of the sequence, updated with the task's tokens."""
@@ -176,13 +180,16 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
 
     def _pass(self, draftings: Sequence[Drafting]) -> None:
         """Process the unread tokens of each sequence, and draft one more token."""
-        inputs, requests = [], []
+        inputs = []
         for drafting in draftings:
             unread = self._unread(drafting)
             inputs.append(unread)
             drafting.read(unread.position + len(unread.tokens))
-            requests.append(drafting.request)
-        tokens, probs = draft_tokens(self.runner.forward(inputs).logits, requests)
+        self._draw(draftings, self.runner.forward(inputs).logits)
+
+    def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> None:
+        """Draft from the logits of a pass."""
+        tokens, probs = draft_tokens(logits, [drafting.request for drafting in draftings])
         for drafting, token, prob in zip(draftings, tokens, probs, strict=True):
             drafting.take(token, prob)
 

@@ -18,30 +18,50 @@ from smartspec_py.engines.runtimes.runner import (
     RunnerConfig,
 )
 
+NUM_KEPT = 64
+"""States of a row: the longest input of a tree, and one more."""
+
 
 class OwnStates:
-    """The state that the head returned last, for each row."""
+    """The states that the head returned last, for each row: one, or of a tree those after the known
+    tokens and after each token of the tree."""
 
     def __init__(
-        self, fuse: Callable[[torch.Tensor], torch.Tensor], width: int, config: RunnerConfig
+        self,
+        fuse: Callable[[torch.Tensor], torch.Tensor],
+        width: int,
+        config: RunnerConfig,
+        num_kept: int = 1,
     ) -> None:
-        """fuse: see `EagleHead`. width: of a state."""
+        """fuse: see `EagleHead`. width: of a state. num_kept: states of a row."""
         self._fuse = fuse
-        shape = config.num_rows, width
+        shape = config.num_rows, num_kept, width
         self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
 
     def given(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """The state that the head reads with each token, [N, hidden_size]: those of the target,
-        fused, if the inputs have states, and else that of the row."""
+        fused, if the inputs have states, and else the head's own after the token's parent."""
         states = states_of(inputs)
         if states is not None:
             return self._fuse(states.to(self._states))
-        return self._states[[row_input.row for row_input in inputs for _ in row_input.tokens]]
+        places = [
+            (row_input.row, parent + 1)
+            for row_input in inputs
+            for parent in (-1, *(row_input.parents or [-1] * (len(row_input.tokens) - 1)))
+        ]
+        rows, of_row = zip(*places, strict=True)
+        return self._states[list(rows), list(of_row)]
 
     def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
         """states: one for each wanted token, in the order of the inputs."""
-        rows = [row_input.row for row_input in inputs for _ in range(row_input.num_logits)]
-        self._states[rows] = states.to(self._states)
+        places = [
+            (row_input.row, token + 1 if row_input.parents else 0)
+            for row_input in inputs
+            for token in range(len(row_input.tokens) - row_input.num_logits, len(row_input.tokens))
+        ]
+        if places:
+            rows, of_row = zip(*places, strict=True)
+            self._states[list(rows), list(of_row)] = states.to(self._states)
 
 
 class EagleRunner(Runner):
@@ -54,7 +74,7 @@ class EagleRunner(Runner):
         super().__init__(config)
         self._passes = GraphRunner(head, replace(config, gives_hidden=True, state_layers=()))
         self.cache = self._passes.cache
-        self._states = OwnStates(head.fuse, head.config.hidden_size, config)
+        self._states = OwnStates(head.fuse, head.config.hidden_size, config, num_kept=NUM_KEPT)
 
     @property
     def about(self) -> str:

@@ -119,6 +119,9 @@ class PyTorchRunner(Runner):
         self.passes_s += time.perf_counter() - start
         return PassOutput(logits, by_input)
 
+    def move_keys(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        self.cache.move(*torch.tensor([sources, destinations], device=self.config.device))
+
     @property
     def bytes_per_token(self) -> int:
         buffer = self.cache.buffer

@@ -5,7 +5,9 @@ exactly these tokens, so verifications of different lengths and prompt chunks sh
 attention handles rows separately. Each sequence owns one row of a static buffer of keys and values.
 The keys of position p are written to place p of the row. A query at position p sees the keys at
 positions 0..p of its own row. Keys after p are stale and never read. So a rejected draft needs no
-removal; later tokens overwrite it.
+removal; later tokens overwrite it. Tokens of a tree are written one after another as well, and see
+only their ancestors among them. If some are accepted, `RowCache.move` brings their keys to where
+those of a chain are.
 
 Models come from Hugging Face. Their attention is replaced through Transformers' attention
 interface, and their cache is replaced by `RowCache`.
@@ -88,7 +90,7 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
         num_tokens += len(item.tokens)
     token_ids = [token for item in ordered for token in item.tokens]
     positions = [position for item in ordered for position in item.positions]
-    slots = [item.row * max_len + position for item in ordered for position in item.positions]
+    slots = [item.row * max_len + slot for item in ordered for slot in item.slots]
     wanted = [
         firsts[item.row] + j
         for item in inputs
@@ -125,12 +127,34 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
         places += range(row * width, row * width + num)
     context_len = max(item.position + len(item.tokens) for item in items)
     is_rectangular = len(places) == num_rows * width
+    mask = attention_mask(starts.to(device), firsts.to(device), width, context_len)
+    for item in items:
+        if item.parents:
+            hide_other_branches(mask[item.row - row_lo, 0], item)
     return AttentionGroup(
         slice(first, first + len(places)),
         slice(row_lo, row_hi),
-        attention_mask(starts.to(device), firsts.to(device), width, context_len),
+        mask,
         None if is_rectangular else torch.tensor(places, device=device),
     )
+
+
+def ancestors(parents: Sequence[int]) -> list[int]:
+    """For each token of a tree the tokens that it follows: bit i stands for token i of the input.
+    parents: see `RowInput`. The token itself, which it sees too, has no bit, so 64 tokens need 63.
+    """
+    bits = [0]
+    for parent in parents:
+        bits.append(0 if parent < 0 else bits[parent] | 1 << parent)
+    return bits
+
+
+def hide_other_branches(mask: torch.Tensor, item: RowInput) -> None:
+    """Change the causal mask of a row with a tree, bool [width, context_len], in place."""
+    num = len(item.tokens)
+    bits = torch.tensor(ancestors(item.parents))[:, None] >> torch.arange(num)
+    is_seen = bits.bitwise_and(1).bool() | torch.eye(num, dtype=torch.bool)
+    mask[:num, item.position : item.position + num] &= is_seen.to(mask.device)
 
 
 def attention_mask(
@@ -168,6 +192,7 @@ class RowCache(Cache):
         by_slot = storage[:, :, : self.scratch_slot]
         by_token = (num_rows, self.max_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
+        self._storage = storage
         self._flat = [(layer[0], layer[1]) for layer in storage]
         # Keys of the first layer, values of the first layer, keys of the second layer, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
@@ -196,6 +221,10 @@ class RowCache(Cache):
         rows = slice(None) if isinstance(group.rows, torch.Tensor) else group.rows
         read = self._by_row[:, rows, :, : group.mask.shape[-1]].unbind()
         return list(zip(read[::2], read[1::2], strict=True))
+
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copy the keys and values of slots [n] to other slots [n], of all layers at once."""
+        self._storage.index_copy_(2, destinations, self._storage.index_select(2, sources))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens."""
