@@ -26,6 +26,7 @@ from smartspec_py.engines.checkpoints.tensors import file_tensors
 
 NUM_STEPS = 4  # drafts of a chain in training
 NUM_SHOWN = 5  # drafts of a chain in the evaluation
+NUM_RANKS = 8  # guesses of each draft in the evaluation
 STEP_DECAY = 0.9  # loss weight of a draft over that of the draft before it
 TOKENS_PER_STEP = 4096
 MIN_MASS = 0.3  # of the target's probability in the head's vocabulary, to learn from a place
@@ -271,24 +272,29 @@ def train(head: Head, answers: Answers, minutes: float, random: Random) -> int:
 @torch.no_grad()
 def accuracy(head: Head, answers: Answers) -> dict[str, object]:
     """Share of right drafts per step, if those before are right, and the mean number of accepted
-    drafts of a chain of three. Drafts are greedy, and so must be the texts."""
+    drafts of a chain of three; for trees, also the share of each rank of the head's guesses. Drafts
+    are greedy, and so must be the texts."""
     entries = torch.full((head.config.vocab_size,), -1)
-    starts, whole, num_accepted = torch.zeros(NUM_SHOWN), torch.zeros(NUM_SHOWN), 0.0
+    starts, num_accepted = torch.zeros(NUM_SHOWN), 0.0
+    by_rank = torch.zeros(NUM_SHOWN, NUM_RANKS)
     for chosen in answers.batches(Random(0)):
         batch = answers.batch(chosen, entries)
         places, tokens = batch["places"], batch["tokens"]
         ends = torch.tensor([len(answers.texts[i]["tokens"]) for i in chosen])[:, None]
         still = places + 1 + NUM_SHOWN < ends
         for step, states in enumerate(head.chains(batch, NUM_SHOWN)):
-            drafts = head.vocabulary[head.logits(states).argmax(-1)]
+            guesses = head.vocabulary[head.logits(states).topk(NUM_RANKS).indices]
             starts[step] += still.sum()
-            still = still & (drafts == tokens.roll(-2 - step, 1).gather(1, places))
-            whole[step] += still.sum()
+            is_right = guesses == tokens.roll(-2 - step, 1).gather(1, places)[..., None]
+            is_right &= still[..., None]
+            by_rank[step] += is_right.sum((0, 1))
+            still = is_right[..., 0]
             num_accepted += int(still.sum()) if step < 3 else 0
-    right = (whole / starts.clamp(min=1)).tolist()
+    right = (by_rank / starts.clamp(min=1)[:, None]).tolist()
     return {
         "chains": int(starts[0]),
-        "right_if_those_before": [round(one, 3) for one in right],
+        "right_if_those_before": [round(of_step[0], 3) for of_step in right],
+        "right_by_rank": [[round(one, 3) for one in of_step] for of_step in right],
         "mean_accepted_of_3": round(num_accepted / max(1, int(starts[0])), 3),
     }
 

@@ -99,6 +99,20 @@ def test_options_of_a_sequence_leave_the_others() -> None:
         options(one, 7)
 
 
+def test_of_trees_some_sizes_are_shown() -> None:
+    tree = DraftOption(12, (0.9,) * 12, depth=3)
+    views = [view(1, 0.5, tree, most=1)]
+    one = step(views, evaluate(views, [9], COST, {1: 1}), [2])
+    assert [each.name for each in options(one, 1)] == [
+        "0",
+        "1",
+        *(f"{n}, option 1, tree of depth 3" for n in (1, 3, 7)),
+        "9, option 1, tree of depth 3, chosen",
+    ]
+    assert [each.draft_lens for each in candidates(one)[1:]] == [(0,), (1,), (3,), (7,)]
+    assert window([one]).num_trials == 0, "their probabilities are those of nodes"
+
+
 def looked_up() -> tuple[list[SequenceView], SpecPlan]:
     """A prompt lookup of eight sure drafts beside a draft model of two poor ones: 9 tokens in 18
     ms, 500 tokens/s, where the draft model's best is 125."""

@@ -175,7 +175,7 @@ class LimitsConfig(_Layer):
     """prompt and generated tokens of one request. null uses what the models (or compiled engines)
     support and memory allows."""
     max_draft_len: Annotated[int, Field(ge=0, le=64)] = 7
-    """largest draft length."""
+    """largest draft length; of a tree of drafts, its longest path."""
     prefill_chunk: Annotated[int | None, Field(ge=1, le=65_536)] = None
     """prompt tokens that one step reads, of all prompts together. null uses the size that the
     profile finds best. The TensorRT-LLM engine reads whole prompts, at least one per step; null is

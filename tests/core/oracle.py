@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.plan.trees import tree_options
 from smartspec_py.core.types import DraftOption, SequenceView
 
 RECOVERY_TOKENS = 32
@@ -46,9 +47,9 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     """Every way and every length of every sequence: the product of what each can do."""
     can_do = [_can_do(view) for view in views]
     picked = np.indices([len(one) for one in can_do]).reshape(len(views), -1)
-    # [what, sequence, plan]: drafts, those that take passes, tokens, lag to catch up with.
+    # [what, sequence, plan]: drafts, passes, tokens, lag to catch up with, fixed seconds.
     parts = np.array([np.array(one)[pick].T for one, pick in zip(can_do, picked, strict=True)])
-    drafts, passes, gained, lags = parts.transpose(1, 0, 2)
+    drafts, passes, gained, lags, fixed_s = parts.transpose(1, 0, 2)
     batch_size = len(views)
     context_len = sum(view.context_len for view in views) / batch_size
     num_tokens = batch_size + drafts.sum(axis=0)
@@ -56,20 +57,23 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     seconds = seconds + cost.host_s
     for number in range(1, int(passes.max(initial=0)) + 1):
         seconds = seconds + cost.draft_pass_s[(passes >= number).sum(axis=0)]
-    for view, lag in zip(views, lags, strict=True):
+    for view, lag, fixed in zip(views, lags, fixed_s, strict=True):
         seconds = seconds + cost.catch_up_s * lag / max(1.0, view.remaining / TOKENS_A_STEP)
+        seconds = seconds + fixed
     return EveryPlan((1 + gained).sum(axis=0), seconds, _num_met(views, 1 + gained, seconds))
 
 
-def _can_do(view: SequenceView) -> list[tuple[float, float, float, float]]:
-    """(drafts, drafts by passes, tokens gained, lag) of every way and length of one sequence."""
-    found = [(0.0, 0.0, 0.0, 0.0)]
+def _can_do(view: SequenceView) -> list[tuple[float, float, float, float, float]]:
+    """(drafts, passes, tokens gained, lag, fixed seconds) of all ways and lengths of a sequence."""
+    found = [(0.0, 0.0, 0.0, 0.0, 0.0)]
     for way in view.options:
         gained, survives = 0.0, 1.0
         for k in range(1, way.max_draft_len + 1):
             survives *= way.accept_probs[k - 1]
             gained += survives
-            found.append((k, k * way.has_draft_passes, gained, way.draft_lag))
+            found.append(
+                (k, (way.depth or k) * way.has_draft_passes, gained, way.draft_lag, way.draft_s)
+            )
     return found
 
 
@@ -92,6 +96,7 @@ class Kind:
 
     jitter: points of a table lie up to this part above their line. catch_up_s: seconds a token of
     lag. is_mixed: half of the sequences are looked up for. has_options: they may choose.
+    has_trees: what they draft may be a tree of up to 6 nodes.
     is_stepped: tables rise by steps of some tokens, as of a kernel that pads. has_targets: some
     sequences have a latency target.
     """
@@ -100,6 +105,7 @@ class Kind:
     catch_up_s: float = 0.0
     is_mixed: bool = False
     has_options: bool = False
+    has_trees: bool = False
     is_stepped: bool = False
     has_targets: bool = False
     max_rows: int = 5
@@ -108,8 +114,9 @@ class Kind:
 
 def random_cost(rng: random.Random, kind: Kind) -> CostModel:
     draft_s = rng.choice([0.01, 0.03, 0.1, 0.3])
+    tokens = (1, 2, 3, 4, 5, *((6, 7) if kind.has_trees else ()))
     return CostModel(
-        target=_random_table(rng, kind, (1, 2, 3, 4, 5), (1, 2, 3, 4, 5), 1.0),
+        target=_random_table(rng, kind, (1, 2, 3, 4, 5), tokens, 1.0),
         draft=_random_table(rng, kind, (1, 2, 3, 5), (1,), draft_s),
         host_s=0.13,
         catch_up_s=kind.catch_up_s * rng.choice([0.2, 1.0]),
@@ -147,6 +154,9 @@ def _random_view(rng: random.Random, kind: Kind, sequence: int) -> SequenceView:
     options = [_random_option(rng, kind, not (kind.is_mixed and rng.random() < 0.5))]
     if kind.has_options and rng.random() < 0.7:
         options.append(_random_option(rng, kind, not options[0].has_draft_passes))
+    if kind.has_trees:
+        [trees] = tree_options(options[:1], rng.uniform(0.1, 0.7), 6, rng.choice([0.0, 0.01]))
+        options += trees
     return SequenceView(sequence, 10, rng.randint(1, 64), "goodput", tuple(options))
 
 

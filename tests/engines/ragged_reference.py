@@ -32,7 +32,7 @@ def attend(
     key = torch.arange(len(keys), device=keys.device)[None]
     sees = (key <= slot) & (key >= lines[Line.FIRST_SLOT][:, None])
     sees &= key > slot - (max_len if window is None else window)
-    sees &= ((seen >> (key - input_slot).clamp(0, 63)) & 1).bool()
+    sees &= (key < input_slot) | ((seen >> (key - input_slot).clamp(0, 63)) & 1).bool()
     grouped = queries.view(num_tokens, num_kv_heads, -1, head_dim)
     scores = torch.einsum("nksd,tkd->nkst", grouped, keys)
     scores = scores * (head_dim**-0.5 if scaling is None else scaling)

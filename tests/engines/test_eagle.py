@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ragged_reference
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -34,6 +35,7 @@ from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.heads.eagle import EagleHead, is_eagle, load_eagle, read_config
 from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
 from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
+from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
@@ -458,6 +460,11 @@ def with_openvino(config: RunnerConfig) -> Runner:
     return load_openvino_runner(config)
 
 
+@pytest.fixture(autouse=True)
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
+
+
 def with_graphs(config: RunnerConfig) -> Runner:
     runner = load_runner(config, GraphRunner)
     runner.warm()
@@ -501,6 +508,64 @@ def test_drafts_do_not_depend_on_the_steps_before(
     assert firsts == {0: 12, 1: 11, 2: 1, 3: 1, 4: 1, 5: 1}
     assert driver.num_drafts > 60
     assert driver.num_accepted > 30
+
+
+class TreeDriver(EagleDriver):
+    """All drafts are trees, compared with those that the reference grows."""
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        tasks = [
+            task._replace(draft_len=self.rng.choice((5, 20, 63)), depth=task.draft_len)
+            for task in tasks
+        ]
+        drafts = self.proposer.propose(tasks)
+        for task, draft in zip(tasks, drafts, strict=True):
+            if task.depth:
+                self.first[task.sequence] = self.proposer._states[task.sequence].first
+                paths = [()]
+                for token, parent in zip(draft.tokens, draft.parents, strict=True):
+                    paths.append((*paths[parent], token))
+                assert sorted(paths[1:]) == self.grown(task)
+                self.num_drafts += len(draft.tokens)
+        return drafts
+
+    @torch.inference_mode()
+    def grown(self, task: DraftTask) -> list[tuple[int, ...]]:
+        """The most probable paths: each depth follows the eight most probable of that before."""
+        tokens, first = self.tokens[task.sequence], self.first[task.sequence]
+        found = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        states = torch.cat([found[i][0] for i in (2, 3, 4)], -1)
+        nodes: dict[tuple[int, ...], float] = {}
+        ends = {(): 0.0}
+        for _ in range(task.depth):
+            below = {}
+            for path, score in ends.items():
+                logits = self.reference.chain(tokens[first:], states[first - 1 : -1], list(path))
+                best = logits[-1].log_softmax(-1).topk(8)
+                for log_prob, token in zip(*(each.tolist() for each in best), strict=True):
+                    below[(*path, 3 * token)] = score + min(log_prob, -1e-4)
+            nodes |= below
+            ends = dict(sorted(below.items(), key=lambda pair: -pair[1])[:8])
+        return sorted(sorted(nodes, key=lambda path: -nodes[path])[: task.draft_len])
+
+
+def test_trees_are_the_most_probable_paths(tmp_path: Path) -> None:
+    """Of trees of different depths in the same passes; rows begin late if states are missing."""
+    tensors = weights("midlayer")
+    head, config = write(tmp_path, EAGLE, tensors), own(tmp_path)
+    config = replace(config, max_len=128)
+    target = target_of(replace(config, state_layers=(2, 3, 4)), load_runner)
+    proposer = EagleProposer(runner_of(head, config), 3, MAX_DRAFT_LEN, drafts_trees=True)
+    driver = TreeDriver(target, proposer, Reference(tensors, "midlayer"), config.path)
+    for sequence in range(3):
+        driver.begin(sequence, [(5 * i + sequence) % VOCAB for i in range(12)])
+    while min(len(tokens) for tokens in driver.tokens.values()) < 24:
+        driver.step()
+    assert driver.num_drafts > 300
+    proposer.time_trees(3, 3 * OF_TARGET)
+    alone_s, together_s = proposer.capabilities.tree_s
+    assert 0.0 <= together_s < 1.0
+    assert 0.0 <= alone_s < 1.0
 
 
 def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

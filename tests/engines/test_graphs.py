@@ -117,6 +117,20 @@ def test_logits_are_those_of_a_packed_pass(kind: str) -> None:
     assert padded.num_replays == num_replays + 40
 
 
+def test_trees_are_those_of_a_packed_pass() -> None:
+    """Beside chains; of up to 64 tokens, which may also follow the row."""
+    rng = random.Random(6)
+    plain, padded = make_pair()
+    lengths = [20, 599, 300, 41, 7, 2]
+    fill(rng, [plain, padded], lengths)
+    for num_tokens in (2, 7, 20, 64):
+        parents = [rng.randrange(-1, token) for token in range(1, num_tokens)]
+        tree = RowInput(2, 300, some_tokens(rng, num_tokens), num_tokens, parents=parents)
+        inputs = [RowInput(0, 20, some_tokens(rng, 3), 3), tree, RowInput(3, 41, [5], 1)]
+        expected, found = plain.forward(inputs).logits, padded.forward(inputs).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_products_with_the_same_input_are_merged() -> None:
     """q, k, v and gate, up of two layers, but not those of which only some have a bias."""
     model = make_model("llama")
@@ -221,6 +235,8 @@ def test_prompts_beside_rows_that_decode(states: dict[str, Any]) -> None:
     expected, found = plain.forward(inputs), padded.forward(inputs)
     assert padded.num_replays == num_replays + 1
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    padded.forward([RowInput(5, 2, [1, 2, 3], 1)])  # must not change the states of the pass before
+    plain.forward([RowInput(5, 2, [1, 2, 3], 1)])
     torch.testing.assert_close([*found.states], [*expected.states], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(padded.cache.buffer, plain.cache.buffer, rtol=1e-4, atol=1e-4)
 

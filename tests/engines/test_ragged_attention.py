@@ -73,13 +73,9 @@ def attended(
     *,
     size: int | None = None,
     context_len: int | None = None,
-    seen: Sequence[int] = (),
 ) -> torch.Tensor:
-    """The kernel's result for the tokens of the inputs. A token's query belongs to its slot. seen:
-    bits of the first input's tokens; see `Line.SEEN`."""
+    """The kernel's result for the tokens of the inputs. A token's query belongs to its slot."""
     lines, tiling = staged(case, inputs, size)
-    if seen:
-        lines[Line.SEEN, : len(seen)] = torch.tensor(seen, device=DEVICE)
     keys, values, queries = case.tensors()
     given = queries[lines[Line.SLOT]], keys, values, lines
     options = {"tiling": tiling, "max_len": case.max_len, **case.options}
@@ -172,16 +168,9 @@ def test_long_rows_by_one_program_and_by_several(monkeypatch: pytest.MonkeyPatch
 
 
 def test_trees() -> None:
-    """Token 0 is the last known one; 1 and 2 follow it, 3 and 4 follow 1, and 5 follows 4. Each
-    sees its ancestors only: token 5 as in a chain of 0, 1, 4, 5."""
-    case = CASES["plain"]
-    seen = [0b1, 0b11, 0b101, 0b1011, 0b10011, 0b110011]
-    attended(case, [some(2, 70, 6), some(0, 3, 2)], seen=seen)
-    rng = random.Random(2)
-    for num_nodes in (8, 16, 40, 63):
-        bits = [1]
-        for node in range(1, num_nodes):
-            bits.append(bits[rng.randrange(node)] | 1 << node)
-        # The highest bit is the sign.
-        signed = [bit - (1 << 64) if bit >> 63 else bit for bit in bits]
-        attended(case, [some(1, 40, num_nodes), some(3, 9, 1)], seen=signed)
+    """In a row that holds 40 tokens, beside a chain. Tokens may follow the row itself, too."""
+    case, rng = CASES["plain"], random.Random(2)
+    for num_tokens in (2, 8, 16, 40, 64):
+        parents = [rng.randrange(-1, token) for token in range(1, num_tokens)]
+        tree = RowInput(1, 40, [0] * num_tokens, 1, parents=parents)
+        attended(case, [tree, some(3, 9, 1)])

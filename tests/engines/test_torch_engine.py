@@ -95,11 +95,7 @@ class Driver:
             for s in decoding
         ]
         for task, draft in zip(tasks, self.propose(tasks), strict=True):
-            work.append(
-                Verify(task.sequence, draft.tokens, draft.probs)
-                if draft.tokens
-                else Decode(task.sequence, 1)
-            )
+            work.append(Verify(task.sequence, *draft) if draft.tokens else Decode(task.sequence, 1))
         for sequence, unread in self.unread.items():
             if unread:
                 work.append(self.chunk(sequence, unread))

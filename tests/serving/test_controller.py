@@ -199,6 +199,18 @@ def test_probes_are_not_saved_up_from_the_time_of_others() -> None:
 HEADS = DraftOption(4, (0.5,) * 4, 0, has_draft_passes=False, draft_s=0.002)
 
 
+def test_a_tree_takes_as_many_passes_as_its_depth() -> None:
+    """Three passes of sequence 1, and two of sequence 2."""
+    tree = DraftOption(63, (0.5,) * 63, depth=3)
+    views = [
+        SequenceView(1, 9, 9, "none", (tree,)),
+        SequenceView(2, 9, 9, "none", (DraftOption(4, (0.5,) * 4),)),
+    ]
+    step = measured(record(controller().plan(views), drafted={1: 40, 2: 2}), ())
+    assert step.draft_rows == (2, 2, 1)
+    assert step.num_tokens == 44
+
+
 @pytest.mark.parametrize(
     ("others", "drafted", "draft_s", "fixed_draft_s", "host_s"),
     [

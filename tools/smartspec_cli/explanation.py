@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from smartspec_py.core.plan.planner import evaluate
 from smartspec_py.core.plan.problem import PREFILLING_TOKENS
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import DraftOption, SequenceId
 from smartspec_py.serving.step import StepRecord
 
 
@@ -62,9 +62,10 @@ def candidates(step: StepRecord) -> list[Candidate]:
     A sequence with a smaller maximum uses that maximum. Each sequence uses its chosen option.
     """
     plan = step.decision.plan
-    caps = {view.sequence: plan.option(view).max_draft_len for view in step.decision.views}
+    chosen = [plan.option(view) for view in step.decision.views]
+    caps = {v.sequence: o.max_draft_len for v, o in zip(step.decision.views, chosen, strict=True)}
     plans = [("chosen", plan.draft_lens, plan.choices)]
-    for length in range(max(caps.values(), default=0) + 1):
+    for length in sorted({length for option in chosen for length in _lengths(option)}):
         lengths = {sequence: min(length, cap) for sequence, cap in caps.items()}
         plans.append((f"all {length}", lengths, plan.choices))
     return _evaluated(step, plans)
@@ -81,12 +82,20 @@ def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
     plans = []
     for option, drafts in enumerate(view.options):
         # Length 0 is the same plan for all options, so only the first option has it.
-        for length in range(min(option, 1), drafts.max_draft_len + 1):
+        lengths_shown = {*_lengths(drafts), *([chosen[0]] if option == chosen[1] else ())}
+        for length in sorted(lengths_shown)[min(option, 1) :]:
             name = f"{length}, option {option}" if option else str(length)
+            name += f", tree of depth {drafts.depth}" if drafts.depth else ""
             name += ", chosen" * ((length, option) == chosen)
             lengths = {**plan.draft_lens, sequence: length}
             plans.append((name, lengths, {**plan.choices, sequence: option}))
     return _evaluated(step, plans)
+
+
+def _lengths(option: DraftOption) -> Sequence[int]:
+    """The draft lengths to show: of trees, 0, 1, 3, 7, .. nodes."""
+    lengths = range(option.max_draft_len + 1)
+    return [num for num in lengths if num & (num + 1) == 0] if option.depth else lengths
 
 
 def _evaluated(
@@ -135,7 +144,7 @@ def _trials(step: StepRecord) -> list[tuple[float, bool]]:
     drafted = {view.sequence: plan.option(view) for view in step.decision.views}
     for event in step.events:
         option = drafted.get(event.sequence)
-        if option is not None:
+        if option is not None and not option.depth:  # probabilities of a tree are those of nodes
             # Drafts after the first rejected one were not tested.
             num_trials = min(event.num_accepted + 1, event.num_drafted)
             probs = map(float, option.accept_probs[:num_trials])

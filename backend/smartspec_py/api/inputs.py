@@ -207,7 +207,7 @@ class GenerateParams:
 
     num_draft_tokens: int | None = tensor(
         None,
-        "largest draft length",
+        "largest draft length; of a tree of drafts, its longest path",
         Range(0, note="0: no speculation"),
         default="the server's limit",
     )

@@ -161,15 +161,18 @@ class DraftOption(NamedTuple):
 
     max_draft_len: largest useful draft length in this step. It is the minimum of the limits of the
         request, engine and proposer, and of the tokens left before max_tokens and the context
-        limit.
+        limit. For a tree, its largest number of nodes.
     accept_probs: for each position up to max_draft_len, the estimated probability that the draft
-        is accepted, given that all earlier drafts of the step were accepted. An array is faster to
-        read than a tuple.
+        is accepted, given that all earlier drafts of the step were accepted. For a tree, products
+        of the first n are the probability of the path to node n; see `core.plan.trees`. An array is
+        faster to read than a tuple.
     draft_lag: tokens that the proposer must process before it can propose. 0 if its cache is up to
         date, or if it processes the few missing tokens as part of drafting.
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
     draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
     proposer: its name; empty if there is none. The planner does not use it.
+    depth: of a tree, its longest path, which is also its number of draft passes with any number of
+        nodes. 0 for a chain, which takes one pass for each draft.
     """
 
     max_draft_len: int
@@ -178,6 +181,7 @@ class DraftOption(NamedTuple):
     has_draft_passes: bool = True
     draft_s: float = 0.0
     proposer: str = ""
+    depth: int = 0
 
 
 @dataclass(slots=True)
@@ -208,7 +212,8 @@ class SequenceView:
 class SpecPlan:
     """The decision for one step, with its expected result.
 
-    draft_lens: draft length of each sequence that is ready; 0 is no speculation.
+    draft_lens: draft length of each sequence that is ready; 0 is no speculation. For a tree, its
+        number of nodes.
     expected_tokens: tokens that the step is expected to generate; 0.0 if no sequence is ready.
     expected_s: expected seconds of its decoding part; 0.0 if no sequence is ready.
     choices: for each sequence, the index into `SequenceView.options` that it drafts with. A

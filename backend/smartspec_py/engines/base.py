@@ -11,7 +11,8 @@ Rules of a target:
   The first `Prefill` starts after these tokens. The event of the last chunk has the next token.
 - The target keeps the tokens of the sequence: those given to `begin` and those it generated.
   `Verify` and `Decode` continue after these tokens.
-- `Verify(drafts)` generates the accepted drafts and one more token: 1 to k+1 tokens.
+- `Verify(drafts)` generates the accepted drafts and one more token: 1 to k+1 tokens. Of a tree of
+  drafts, those of one path are accepted.
 - `Decode(max_tokens)` generates up to max_tokens, in one event or in several.
 - `cancel` is asynchronous. Work in flight may still cause events, and one of them has `is_last`.
 - `release` frees all resources of a sequence. Call it only when the sequence is not in flight.
@@ -53,11 +54,13 @@ class Verify(NamedTuple):
     """Check the drafts, which follow the last token of the sequence. There is at least one draft.
 
     draft_probs: see `Draft.probs`; required if the sequence is verified by rejection.
+    parents: see `Draft.parents`.
     """
 
     sequence: SequenceId
     drafts: tuple[int, ...]
     draft_probs: Any = None
+    parents: tuple[int, ...] = ()
 
 
 class Decode(NamedTuple):
@@ -122,7 +125,7 @@ class TargetCapabilities:
 
     max_sequences: sequences that it holds at the same time.
     max_context_len: prompt and generated tokens of one sequence.
-    max_draft_len: drafts of one sequence that it verifies in one pass.
+    max_draft_len: drafts of one sequence that it verifies in one pass; the longest path of a tree.
     max_decode_tokens: the largest `Decode`. Its tokens come in later polls, while the loop runs
         other steps. 1 if every token is a step of the loop.
     max_prefill_tokens: the largest `Prefill` chunk; None if it takes only whole prompts.
@@ -229,6 +232,7 @@ class DraftTask(NamedTuple):
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
     reuses_prefix, grammar: see `SequenceStart`.
+    depth: of a tree of up to `draft_len` drafts, its longest path; 0 for a chain.
     """
 
     sequence: SequenceId
@@ -238,6 +242,7 @@ class DraftTask(NamedTuple):
     sampling: SamplingParams
     reuses_prefix: bool = True
     grammar: Grammar | None = None
+    depth: int = 0
 
 
 class Draft(NamedTuple):
@@ -245,10 +250,14 @@ class Draft(NamedTuple):
 
     probs: [len(tokens), vocab_size], the distribution from which each token was drawn, in the
         array type of the target's engine; None if the tokens were not sampled.
+    parents: of a tree, what each token follows: 0 is the last known token, and i the i-th token of
+        the draft, which comes before. Tokens with the same parent differ; the first of them is the
+        best guess. Empty for a chain.
     """
 
     tokens: tuple[int, ...] = ()
     probs: Any = None
+    parents: tuple[int, ...] = ()
 
 
 NO_DRAFT = Draft()
@@ -269,6 +278,10 @@ class ProposerCapabilities:
         into cohorts. See `Proposer.cohort`.
     draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
         length. Used only without has_passes.
+    drafts_trees: whether it drafts trees, and the target verifies them. It then has a
+        max_context_len.
+    tree_s: seconds that each depth of a tree takes longer than a draft of a chain, for one sequence
+        alone, and for each of many together.
     """
 
     max_draft_len: int
@@ -279,6 +292,8 @@ class ProposerCapabilities:
     cohorts: Mapping[str, float] = field(default_factory=dict)
     draft_s: tuple[float, float] = (0.0, 0.0)
     max_context_len: int | None = None
+    drafts_trees: bool = False
+    tree_s: tuple[float, float] = (0.0, 0.0)
 
 
 SHORT_LAG = 4

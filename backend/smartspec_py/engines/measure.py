@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from smartspec_py.core.cost import CostModel, PassTable, interpolate
+from smartspec_py.core.plan.trees import MAX_STEP_NODES
 from smartspec_py.defaults import LEAST_CHUNK
 from smartspec_py.engines.base import Profilable
 
@@ -34,6 +35,8 @@ FEW_ROWS = 4
 
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
+TREE_GRID = (16, 32)
+"""Tokens of a row with a tree. Passes with more of them than trees of a step have are inferred."""
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 WORTH_DOUBLING = 0.9
 """Starting at LEAST_CHUNK, the prompt chunk is doubled while the time per token falls to this
@@ -58,6 +61,7 @@ class ProfileShape:
     context_len: tokens of context to measure at.
     prefill_chunk: prompt tokens in a pass. None: the profile chooses it, see WORTH_DOUBLING.
     max_prompt: most prompt tokens that one request can have.
+    max_nodes: most drafts of a request that are a tree; 0 if there are only chains.
     """
 
     max_sequences: int
@@ -65,6 +69,7 @@ class ProfileShape:
     context_len: int
     prefill_chunk: int | None
     max_prompt: int
+    max_nodes: int = 0
 
 
 class _Pass(NamedTuple):
@@ -206,15 +211,22 @@ class _Target:
         self._timer, self._context_len = timer, shape.context_len
         self._shorter = shape.context_len // 4
         self._rows = _grid(ROW_GRID, shape.max_sequences)
-        self._tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-        most, longest = self._rows[-1], self._tokens[-1]
+        chains = _grid(TOKEN_GRID, shape.max_draft_len + 1)
+        most, longest = self._rows[-1], chains[-1]
+        trees = [num for num in (*TREE_GRID, shape.max_nodes + 1) if num > longest]
+        self._tokens = (*chains, *(trees if shape.max_nodes else ()))
         doubled = [num for num in self._tokens if num in (1, 2, 4)] + [longest]
         one_row = [self._pass(1, num) for num in dict.fromkeys(doubled)]
         # Large batches show the effect of context best: they read the most keys and values.
         self._batch = self._pass(most, 1)
         self._later = self._pass(min(FEW_ROWS, most), longest)
         self._first = [*one_row, *self._with_shorter(self._batch), *self._with_shorter(self._later)]
-        all_passes = [self._pass(r, num) for r in self._rows for num in self._tokens]
+        all_passes = [
+            self._pass(r, num)
+            for r in self._rows
+            for num in self._tokens
+            if num <= longest or r * num <= MAX_STEP_NODES
+        ]
         by_size = sorted(all_passes, key=lambda pass_: (pass_.tokens_per_row > 1, pass_.num_tokens))
         self._passes = list(dict.fromkeys([*self._first, *by_size]))
 

@@ -169,18 +169,18 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
     ready_sizes: before the step, see `PlannerSettings`.
     """
     decision, drafted, fixed_s = record.decision, record.drafted, 0.0
-    lengths, lags = [], []  # of the sequences that a draft model drafted for
+    passes, lags = [], []  # of the sequences that a draft model drafted for
     for view in decision.views:
         if length := drafted.get(view.sequence):
             option = decision.plan.option(view)
             fixed_s += option.draft_s
             if option.has_draft_passes:
-                lengths.append(length)
+                passes.append(option.depth or length)
                 lags.append(option.draft_lag)
     num_late = len(lags) - lags.count(0)
-    passes = range(1, max(lengths, default=0) + 1)
-    rows = [sum([length >= number for length in lengths]) for number in passes]
-    draft_s = max(0.0, record.draft_s - fixed_s) if lengths else 0.0
+    numbers = range(1, max(passes, default=0) + 1)
+    rows = [sum([num >= number for num in passes]) for number in numbers]
+    draft_s = max(0.0, record.draft_s - fixed_s) if passes else 0.0
     return MeasuredStep(
         batch_size=record.batch_size,
         num_tokens=record.batch_size + sum(drafted.values()),

@@ -269,7 +269,7 @@ class StepLoop:
         for request in ready:
             draft = drafts.get(request.sequence, NO_DRAFT)
             if draft.tokens:
-                yield Verify(request.sequence, draft.tokens, draft.probs)
+                yield Verify(request.sequence, *draft)
             else:
                 yield Decode(request.sequence, min(most, request.remaining))
 

@@ -18,8 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.acceptance import AcceptanceTracker, Trial
+from smartspec_py.core.learn.branches import BranchTracker
 from smartspec_py.core.plan.planner import COST_POLICIES
-from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.plan.trees import MAX_NODES, MAX_STEP_NODES, tree_options
+from smartspec_py.core.types import (
+    DraftOption,
+    SequenceId,
+    SequenceView,
+    SpecPlan,
+    Verification,
+)
 from smartspec_py.engines.base import (
     SHORT_LAG,
     Draft,
@@ -34,6 +42,11 @@ from smartspec_py.serving.step import Mode
 Floats = NDArray[np.float64]
 
 NO_PROBS: Floats = np.zeros(0)
+
+LEAST_NODES = 16
+"""Trees are not planned where fewer nodes are left for each request: they would hardly be better
+than chains, and the search takes time."""
+
 NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """The option of a sequence without a proposer."""
 
@@ -48,6 +61,11 @@ class Speculation:
             name: AcceptanceTracker(able.cohorts, num_positions=_num_positions(able))
             for name, able in self._capabilities.items()
         }
+        self._branches = {
+            name: BranchTracker() for name, able in self._capabilities.items() if able.drafts_trees
+        }
+        self._trees: dict[SequenceId, Draft] = {}
+        """Trees of the last step with drafts."""
 
     def must_search(self, requests: Sequence[Request]) -> bool:
         """Whether the next step has to look for drafts: to meet a latency target, or because a
@@ -79,17 +97,17 @@ class Speculation:
         }
         estimates = self._estimates(requests, available)
         drafts_s = self._drafts_s(len(requests))
-        return [
-            _view(
-                request,
-                [
-                    self._option(request, name, num, drafts_s, estimates=estimates)
-                    for name, num in available.get(request.sequence, ())
-                ],
-                now,
-            )
+        options = {
+            request.sequence: [
+                self._option(request, name, num, drafts_s, estimates=estimates)
+                for name, num in available.get(request.sequence, ())
+            ]
             for request in requests
-        ]
+        }
+        for name in self._branches:
+            able = [request for request in requests if request.sequence not in draft_limits]
+            self._add_trees(name, able, options)
+        return [_view(request, options[request.sequence], now) for request in requests]
 
     def no_views(self, requests: Sequence[Request], now: float) -> list[SequenceView]:
         """`views` for a step in which no proposer is asked."""
@@ -107,7 +125,8 @@ class Speculation:
             draft_len = spec_plan.draft_lens[request.sequence]
             if not draft_len:
                 continue
-            request.proposer = spec_plan.option(view).proposer
+            option = spec_plan.option(view)
+            request.proposer = option.proposer
             tasks[request.proposer].append(
                 DraftTask(
                     sequence=request.sequence,
@@ -117,13 +136,15 @@ class Speculation:
                     sampling=request.sampling,
                     reuses_prefix=request.reuses_prefix,
                     grammar=request.grammar,
+                    depth=option.depth,
                 )
             )
-        drafts = {}
+        drafts: dict[SequenceId, Draft] = {}
         for name, group in tasks.items():
             for task, draft in zip(group, self._proposers[name].propose(group), strict=True):
                 if kept := _cut(task, draft):
                     drafts[task.sequence] = kept
+        self._trees = {sequence: draft for sequence, draft in drafts.items() if draft.parents}
         return drafts
 
     def observe(
@@ -133,6 +154,8 @@ class Speculation:
         trials: dict[str, list[Trial]] = defaultdict(list)
         num_events = Counter([request.sequence for request, _ in steps])
         options = {view.sequence: view.options for view in views}
+        for branches in self._branches.values():
+            branches.fade()
         for request, event in steps:
             asked = [
                 option.proposer for option in options.get(request.sequence, ()) if option.proposer
@@ -153,7 +176,7 @@ class Speculation:
     ) -> Trial | None:
         """What the step tells about the drafts of this proposer; None if nothing.
 
-        - Its drafts were verified: their result.
+        - Its drafts were verified: their result; of a tree, that of the path of best guesses.
         - It was asked, and its drafts were not used: what their result would have been, if it knows
           its drafts. So a proposer can recover from poor early results. Several events belong to a
           burst, whose beginning is not known any more.
@@ -163,6 +186,9 @@ class Speculation:
         drafted, accepted = 0, 0
         if name == request.proposer:
             drafted, accepted = event.num_drafted, event.num_accepted
+            if drafted and (tree := self._trees.get(request.sequence)):
+                branches = self._branches[name]
+                drafted, accepted = branches.observe(tree.tokens, tree.parents, event.tokens)
         if not drafted and name in asked and not is_burst:
             proposer = self._proposers[name]
             drafted, accepted = proposer.hindsight(request.sequence, request.tokens, event.tokens)
@@ -295,6 +321,31 @@ class Speculation:
             proposer=name,
         )
 
+    def _add_trees(
+        self,
+        name: str,
+        requests: Sequence[Request],
+        options: Mapping[SequenceId, list[DraftOption]],
+    ) -> None:
+        """Add the trees of a proposer to the options of those requests that can have them."""
+        able, num_requests = self._capabilities[name], max(1, len(options))
+        num_nodes = min(MAX_NODES, MAX_STEP_NODES // num_requests)
+        if num_nodes < LEAST_NODES:
+            return
+        chains = [
+            (request.sequence, option)
+            for request in requests
+            for option in options[request.sequence]
+            if option.proposer == name and _takes_trees(request, able)
+        ]
+        share = 1.0 / num_requests
+        depth_s = able.tree_s[0] * share + able.tree_s[1] * (1.0 - share)
+        trees = tree_options(
+            [chain for _, chain in chains], self._branches[name].prob, num_nodes, depth_s
+        )
+        for (sequence, _), of_chain in zip(chains, trees, strict=True):
+            options[sequence] += of_chain
+
     def _caching(self, request: Request) -> str | None:
         """Name of the request's proposer that has a cache. There is at most one."""
         return next((n for n in request.proposers if self._capabilities[n].bytes_per_token), None)
@@ -329,6 +380,16 @@ def _num_positions(able: ProposerCapabilities) -> int:
 def _drafting(request: Request) -> tuple[str, ...]:
     """Names of the proposers that learn from the request; none if it never drafts."""
     return () if request.policy == "none" else request.proposers
+
+
+def _takes_trees(request: Request, able: ProposerCapabilities) -> bool:
+    """Whether the drafts of this request may be a tree, and its row has room for one. Only one
+    policy chooses between options. The state of a grammar differs by path, and drafts that are
+    verified by rejection are a chain."""
+    sampling = request.sampling
+    is_coupled = sampling.is_greedy or sampling.verification is Verification.COUPLED
+    has_room = (able.max_context_len or 0) >= len(request.tokens) + MAX_NODES
+    return request.policy == "goodput" and is_coupled and request.grammar is None and has_room
 
 
 def _slack_s(request: Request, now: float) -> float:

@@ -81,7 +81,8 @@ class PlanProblem:
     fixed_s: [R], fixed cost of drafting at all, in seconds: `DraftOption.draft_s`, and the catch-up
         of the draft cache. Catch-up is needed once and benefits all later steps. It is therefore
         divided by the estimated number of remaining steps, remaining / TOKENS_PER_STEP.
-    has_passes: [R], whether the option runs a draft pass for each draft.
+    has_passes: [R], whether the option runs draft passes.
+    tree_depths: [R], see `DraftOption.depth`.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
         from 0 to the maximum.
     pass_s: seconds of a draft pass, by its number of rows.
@@ -99,6 +100,7 @@ class PlanProblem:
     gains: Floats
     fixed_s: Floats
     has_passes: Bools
+    tree_depths: Ints
     verify_s: Floats
     pass_s: Floats
     held_tokens: float
@@ -126,6 +128,13 @@ class PlanProblem:
         allowed = self.limits_s[self.sequence_of][:, None] * (1.0 + np.maximum(self.gains, 0.0))
         return np.where(self.gains >= 0.0, allowed, IMPOSSIBLE)
 
+    @cached_property
+    def passes(self) -> Ints:
+        """Draft passes of each option and draft length; shape [R, K + 1]."""
+        lengths, depths = np.arange(self.depth + 1), self.tree_depths[:, None]
+        passes: Ints = np.where(depths > 0, depths * (lengths > 0), lengths)
+        return passes * self.has_passes[:, None]
+
     def expected(self, options: Ints, lengths: Ints) -> tuple[Floats, Floats]:
         """Tokens E and seconds T of one or more plans.
 
@@ -133,8 +142,8 @@ class PlanProblem:
         IMPOSSIBLE if a length is. T is draft passes + fixed costs + target pass + host.
         """
         add = np.add.reduce
-        num_passes = lengths * self.has_passes[options]
-        rows = add(num_passes[..., None, :] > np.arange(self.depth)[:, None], axis=-1)
+        num_passes = self.passes[options, lengths]
+        rows = add(num_passes[..., None, :] > np.arange(num_passes.max())[:, None], axis=-1)
         seconds = self.verify_s.take(add(lengths, axis=-1), mode="clip")
         seconds = seconds + add(self.pass_s[rows], axis=-1)
         seconds = seconds + add(self.fixed_s[options] * (lengths > 0), axis=-1)
@@ -144,17 +153,18 @@ class PlanProblem:
         """The problem in which each sequence has only the given option; options: [B]."""
         if self.has_one_option:
             return self
-        each = np.arange(len(options))
+        each, longest = np.arange(len(options)), int(self.max_lens[options].max())
         return replace(
             self,
             first_options=each,
             sequence_of=each,
             min_lens=self.min_lens[options],
             max_lens=self.max_lens[options],
-            survivals=self.survivals[options],
-            gains=self.gains[options],
+            survivals=self.survivals[options, :longest],
+            gains=self.gains[options, : longest + 1],
             fixed_s=self.fixed_s[options],
             has_passes=self.has_passes[options],
+            tree_depths=self.tree_depths[options],
         )
 
 
@@ -184,7 +194,7 @@ def problem_of(
     num_options = np.array(list(map(len, each)))
     first_options = np.cumsum(num_options) - num_options
     sequence_of = np.repeat(np.arange(batch_size), num_options)
-    max_list, probs, lags, has_passes, drafts_s, *_ = zip(*options, strict=True)
+    max_list, probs, lags, has_passes, drafts_s, _, depths = zip(*options, strict=True)
     max_lens, min_lens = np.array(max_list), np.zeros(len(options), dtype=np.int64)
     if given:
         lengths = np.array([-1 if k is None else k for k in given])
@@ -215,6 +225,7 @@ def problem_of(
         gains=gains,
         fixed_s=fixed_s,
         has_passes=np.array(has_passes),
+        tree_depths=np.array(depths),
         verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,

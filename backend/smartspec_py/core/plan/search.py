@@ -8,6 +8,9 @@ For each number of draft passes, called the depth, every prefix is scored by goo
 does not stop when the score decreases, because measured costs have jumps. The result is optimal if
 all slots cost the same, and the cost of each depth is affine in its slots.
 
+A node of a tree is a slot as well. All nodes of a tree need as many draft passes as its depth, and
+each depth is an option of its own.
+
 If a sequence has a fixed cost, such as an outdated draft cache, its first slots are ranked together
 with this cost, by their mean net value.
 
@@ -31,6 +34,9 @@ from smartspec_py.core.plan.problem import (
     Ints,
     PlanProblem,
 )
+
+NUM_LENGTHS = 8
+"""Limits of the draft length that are tried if latency targets are missed, beside the largest."""
 
 NUM_TIMES = 6
 """Largest number of step durations that are tried if latency targets are missed."""
@@ -82,7 +88,7 @@ def _best_alone(problem: PlanProblem) -> Choice:
     It is faster than the general search. Planning time matters most in steps of one sequence.
     """
     lengths = np.arange(problem.depth + 1)
-    seconds = problem.has_passes[:, None] * (lengths * problem.pass_s[1])
+    seconds = problem.passes * problem.pass_s[1]
     seconds[:, 1:] += problem.fixed_s[:, None]
     seconds += problem.verify_s.take(lengths, mode="clip")
     scores = (problem.gains + problem.held_tokens) / seconds
@@ -96,39 +102,46 @@ def _best_alone(problem: PlanProblem) -> Choice:
 def _of_selections(problem: PlanProblem) -> Iterator[tuple[Choice, float]]:
     """The best choice and its tokens per second for each of a few selections of options."""
     tried: list[Ints] = []
-    for options in _selections(problem):
+    price = float(uniform_scores(problem.with_options(problem.first_options))[1].max())
+    for options in _selections(problem, price):
         if not any(np.array_equal(options, others) for others in tried):
             tried.append(options)
-            lengths, score = _best_lengths(problem.with_options(options))
+            lengths, score = _best_lengths(problem.with_options(options), price)
             yield Choice(options, lengths), score
 
 
-def _selections(problem: PlanProblem) -> Iterator[Ints]:
-    """Selections of one option per sequence, each of shape [B].
+def _selections(problem: PlanProblem, price: float) -> Iterator[Ints]:
+    """Selections of one option per sequence, each of shape [B]. price: tokens that a second is
+    worth, by the best uniform plan.
 
     They are the first option, the best option at average costs, and the best option without draft
-    passes (of sequences that have one).
+    passes (of sequences that have one). With trees, also the best option for each number of passes:
+    a row more in a pass costs little, and a tree takes all of its passes or none.
     """
     yield problem.first_options
     if problem.has_one_option:
         return
-    price = float(uniform_scores(problem.with_options(problem.first_options))[1].max())
     verify_s, num_sequences = problem.verify_s, problem.num_sequences
     draft_s = np.full(len(problem.sequence_of), verify_s[-1] - verify_s[0])
     draft_s /= max(1, len(verify_s) - 1)
-    draft_s += problem.has_passes * problem.pass_s[num_sequences] / num_sequences
-    worth = problem.gains - price * draft_s[:, None] * np.arange(problem.depth + 1)
+    pass_s = problem.pass_s[num_sequences] / num_sequences
+    drafts_s = draft_s[:, None] * np.arange(problem.depth + 1) + pass_s * problem.passes
+    worth = problem.gains - price * drafts_s
     worth[:, 1:] -= price * problem.fixed_s[:, None]
     best = worth.max(axis=1)
     last = np.append(problem.first_options[1:], len(problem.sequence_of)) - 1
     for handicap in (0.0, problem.depth + 1.0):
         order = np.lexsort((best - handicap * problem.has_passes, problem.sequence_of))
         yield order[last]
+    worth += price * pass_s * problem.passes
+    for depth in np.unique(problem.tree_depths)[1:]:
+        best = np.where(problem.passes <= depth, worth, IMPOSSIBLE).max(axis=1)
+        yield np.lexsort((best, problem.sequence_of))[last]
 
 
-def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
+def _best_lengths(problem: PlanProblem, price: float) -> tuple[Ints, float]:
     """Draft lengths [B] of the best prefix of the ranking at the best depth, and their tokens per
-    second. Each sequence has one option.
+    second. Each sequence has one option. price: see `_selections`.
 
     Example: the survivals are 0.8, 0.4 in sequence a and 0.6, 0.3 in b. The target pass takes 1.1 s
     and 0.1 s for each draft, a draft pass 0.1 s. The ranking is a1, b1, a2, b2. With one draft
@@ -138,12 +151,14 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
     """
     # Flattened by position, then sequence. The stable sort keeps this order among equal values, and
     # it is faster on input in this order.
-    worth, has_given = _net_worth(problem), problem.min_lens.any()
+    worth, has_given = _net_worth(problem, price), problem.min_lens.any()
     if has_given:
         worth = np.where(np.arange(problem.depth) < problem.min_lens[:, None], np.inf, worth)
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(problem.max_lens.sum())]
     positions, sequences = np.divmod(slots, problem.num_sequences)
-    levels = (positions + 1) * problem.has_passes[sequences]  # 0 without a draft pass
+    has_pass, tree_depths = problem.has_passes[sequences], problem.tree_depths[sequences]
+    # A slot without a draft pass has level 0.
+    levels = np.where(tree_depths > 0, tree_depths, positions + 1) * has_pass
     depth, num_slots = int(levels.max(initial=0)), len(slots)
 
     # [d, n] is about the first n slots of the ranking, without those of levels above d.
@@ -153,8 +168,17 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
         return np.add.accumulate(table, axis=1)
 
     counts = summed(np.ones(num_slots)).astype(np.int64)
+    rows = counts
+    if tree_depths.any():
+        # The first node of a tree brings a row to all its passes. Depths that leave the tree out
+        # count these rows, too: another selection of options has the plan without it.
+        numbers = np.arange(depth + 1)[:, None]
+        is_first = (numbers <= levels) & (positions == 0)
+        is_row = np.where(tree_depths > 0, is_first, numbers == levels)
+        rows = np.zeros_like(counts)
+        rows[:, 1:] = np.add.accumulate(is_row & has_pass, axis=1)
     seconds = np.zeros(counts.shape)
-    seconds[1:] = problem.pass_s[counts[1:]]
+    seconds[1:] = problem.pass_s[rows[1:]]
     if problem.fixed_s.any():
         seconds += summed(problem.fixed_s[sequences] * (positions == 0))
     seconds = np.add.accumulate(seconds, axis=0)
@@ -171,11 +195,10 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
     return lengths, float(scores[best_depth, cut])
 
 
-def _net_worth(problem: PlanProblem) -> Floats:
+def _net_worth(problem: PlanProblem, price: float) -> Floats:
     """Values that slots are ranked by, shape [B, K]. They do not increase along a row."""
     if not problem.fixed_s.any():
         return problem.survivals
-    price = float(uniform_scores(problem)[1].max())
     means = problem.survivals.cumsum(axis=1) - price * problem.fixed_s[:, None]
     means /= np.arange(1, problem.depth + 1)
     last = means.argmax(axis=1)[:, None]
@@ -195,7 +218,7 @@ def _meeting_targets(problem: PlanProblem, fastest: Choice) -> Iterator[Choice]:
     yield Choice(first, fewest)
     for allowed_s in _step_times(problem):
         options, lengths = _least_drafts(problem, allowed_s)
-        for most in range(problem.depth + 1):
+        for most in {*range(min(NUM_LENGTHS, problem.depth)), problem.depth}:
             shorter = np.maximum(np.minimum(fastest.lengths, most), fewest)
             is_more = lengths > shorter
             chosen = np.where(is_more, options, fastest.options)

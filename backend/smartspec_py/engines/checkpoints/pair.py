@@ -143,7 +143,7 @@ def _read_config(name: str, folder: Path) -> Any:
 
 def _check_layers(name: str, config: Any) -> None:
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if _has_window(config):
+    if has_window(config):
         layers.add("sliding_attention")
     if config.model_type in WINDOWED:
         layers.discard("sliding_attention")
@@ -156,7 +156,7 @@ def _check_layers(name: str, config: Any) -> None:
         )
 
 
-def _has_window(config: Any) -> bool:
+def has_window(config: Any) -> bool:
     """Whether a layer attends to a sliding window."""
     if layers := getattr(config, "layer_types", None):
         return "sliding_attention" in layers

@@ -11,7 +11,9 @@ position t is the argmax of
 over the tokens that truncation keeps. By the Gumbel-max rule, this is an exact draw from p. The
 draft model draws with the same noise, and a draft is accepted if it equals the target's own draw.
 So the text depends neither on the draft model nor on the draft lengths (Daliri et al., "Coupling
-without communication and drafter-invariant speculative decoding", 2024).
+without communication and drafter-invariant speculative decoding", 2024). Drafts can be a tree: the
+noise depends on the position, not on the path, so the token drawn after a draft is the same as in
+a chain. If a child of the draft is that token, it is accepted.
 
 *Rejection* verification: a draft x that was drawn from q is accepted with probability
 min(1, p(x) / q(x)). A rejected draft is replaced by a draw from max(p - q, 0), normalised
@@ -27,9 +29,8 @@ token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, takewhile
-from operator import eq
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -63,6 +64,8 @@ class VerifyRequest:
     draft_probs: [len(drafts), vocab], the distribution of each draft; None if the drafts were not
         sampled. Pass every sampled draft, even an unlikely one: dropping a draft because of its
         value would bias the text. Ending the drafts after a token because of its value is safe.
+    parents: see `Draft.parents`; row i of the logits follows draft i, and row 0 the text. Drafts
+        that are verified by rejection are a chain.
     """
 
     sampling: SamplingParams
@@ -70,16 +73,39 @@ class VerifyRequest:
     history: TokenHistory | None = None
     drafts: tuple[int, ...] = ()
     draft_probs: torch.Tensor | None = None
+    parents: tuple[int, ...] = ()
+
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """The drafts that each row of logits follows."""
+        if not self.parents:
+            return [self.drafts[:row] for row in range(len(self.drafts) + 1)]
+        paths: list[tuple[int, ...]] = [()]
+        for draft, parent in zip(self.drafts, self.parents, strict=True):
+            paths.append((*paths[parent], draft))
+        return paths
+
+    def accepted(self, drawn: Sequence[int]) -> list[int]:
+        """The rows after accepted drafts, in the order of the text. drawn: the token of each
+        row."""
+        parents = self.parents or range(len(self.drafts))
+        rows = {pair: row for row, pair in enumerate(zip(parents, self.drafts, strict=True), 1)}
+        accepted, row = list[int](), 0
+        while row := rows.get((row, drawn[row]), 0):
+            accepted.append(row)
+        return accepted
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
     """tokens: the accepted drafts and one more token; empty if that could not be drawn, and then
-    `failure` says why. log_probs: of each token; empty unless requested."""
+    `failure` says why. log_probs: of each token; empty unless requested. rows: of the logits from
+    which the tokens were drawn, of this request."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[TokenLogProb, ...] = ()
     failure: Failure | None = None
+    rows: tuple[int, ...] = ()
 
     @property
     def num_accepted(self) -> int:
@@ -134,10 +160,11 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     results = []
     for request, first in pairs:
         drawn = drawn_tokens[first : first + len(request.drafts) + 1]
-        num_accepted = sum(takewhile(bool, map(eq, request.drafts, drawn)))
-        failure = failures.get(first + num_accepted)
-        kept = () if failure else tuple(drawn[: num_accepted + 1])
-        results.append(VerifyResult(kept, failure=failure))
+        rows = (0, *request.accepted(drawn))
+        if failure := failures.get(first + rows[-1]):
+            results.append(VerifyResult((), failure=failure))
+        else:
+            results.append(VerifyResult(tuple([drawn[row] for row in rows]), rows=rows))
     return _with_log_probs(results, logits, requests, firsts)
 
 
@@ -149,19 +176,9 @@ def draft_tokens(
     Also the distribution that it was drawn from, [vocab] float32. It is None for greedy tokens and
     for draws with the target's noise.
     """
-    shapings = [
-        Shaping(row, request.sampling, _history(request), request.provisional)
-        for row, request in enumerate(requests)
-        if request.sampling.shapes_logits
-    ]
-    shaped, _ = shape_logits(logits, shapings)
+    shaped, draws = _prepared(logits, requests)
     tokens = best_tokens(shaped, 1)[:, 0]
     probs: list[torch.Tensor | None] = [None] * len(requests)
-    draws = [
-        _Draw(row, request.sampling, request.position)
-        for row, request in enumerate(requests)
-        if not request.sampling.is_greedy
-    ]
     for group in _groups(draws, logits):
         candidates = _candidates(shaped, group)
         if group[0].sampling.verification is Verification.COUPLED:
@@ -174,14 +191,52 @@ def draft_tokens(
     return tokens, probs
 
 
+def best_guesses(
+    logits: torch.Tensor, requests: Sequence[DraftRequest], width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best guesses after each row of logits [n, vocab], float32, for trees: tokens, and their
+    log-probabilities; both [n, width], best first, and -inf where there are fewer.
+
+    They are ranked by what coupled verification draws from, the noise included. So the first is
+    that of `draft_tokens`, and the probabilities are those after the noise is known.
+    """
+    shaped, draws = _prepared(logits, requests)
+    width = min(width, logits.shape[-1])
+    log_probs, tokens = shaped.log_softmax(-1).topk(width)
+    for group in _groups(draws, logits):
+        index, candidates = _index(group, logits), _candidates(shaped, group)
+        found = candidates.best(_keys(group, Stream.TARGET, logits), width)
+        num = found.tokens.shape[-1]
+        log_probs[index] = -torch.inf
+        tokens[index, :num], log_probs[index, :num] = found.tokens, found.scores.float()
+    return tokens, log_probs
+
+
+def _prepared(
+    logits: torch.Tensor, requests: Sequence[DraftRequest]
+) -> tuple[torch.Tensor, list[_Draw]]:
+    """The shaped logits, and a draw for each row that is not greedy."""
+    shapings = [
+        Shaping(row, request.sampling, _history(request), request.provisional)
+        for row, request in enumerate(requests)
+        if request.sampling.shapes_logits
+    ]
+    draws = [
+        _Draw(row, request.sampling, request.position)
+        for row, request in enumerate(requests)
+        if not request.sampling.is_greedy
+    ]
+    return shape_logits(logits, shapings)[0], draws
+
+
 def _shapings(request: VerifyRequest, first: int) -> list[Shaping]:
     """For each row of a request, if its logits are shaped. The drafts before a row are known."""
     if not request.sampling.shapes_logits:
         return []
     history = _history(request)
     return [
-        Shaping(first + row, request.sampling, history, request.drafts[:row])
-        for row in range(len(request.drafts) + 1)
+        Shaping(first + row, request.sampling, history, path)
+        for row, path in enumerate(request.paths)
     ]
 
 
@@ -196,14 +251,16 @@ def _draws(request: VerifyRequest, first: int) -> list[_Draw]:
     if sampling.is_greedy:
         return []
     if sampling.verification is Verification.REJECTION:
+        assert not request.parents, "a tree cannot be verified by rejection"
         num_judged = len(request.drafts)
     draws = []
-    for row in range(len(request.drafts) + 1):
+    for row, path in enumerate(request.paths):
         draft, probs = NO_TOKEN, None
         if row < num_judged:
             draft = request.drafts[row]
             probs = None if request.draft_probs is None else request.draft_probs[row]
-        draws.append(_Draw(first + row, sampling, request.position + row, draft, draft_probs=probs))
+        position = request.position + len(path)
+        draws.append(_Draw(first + row, sampling, position, draft, draft_probs=probs))
     return draws
 
 
@@ -270,15 +327,14 @@ def _with_log_probs(
     ]
     if not wanted:
         return results
-    rows = [firsts[i] + row for i in wanted for row in range(len(results[i].tokens))]
+    rows = [firsts[i] + row for i in wanted for row in results[i].rows]
     tokens = [token for i in wanted for token in results[i].tokens]
     num_top = [requests[i].sampling.num_top_log_probs for i in wanted for _ in results[i].tokens]
     index = torch.tensor(rows, device=logits.device)
     scored = iter(token_log_probs(logits[index], tokens, num_top))
     for i in wanted:
-        tokens_of = results[i].tokens
-        log_probs = tuple(next(scored) for _ in tokens_of)
-        results[i] = VerifyResult(tokens_of, log_probs)
+        log_probs = tuple(next(scored) for _ in results[i].tokens)
+        results[i] = replace(results[i], log_probs=log_probs)
     return results
 
 

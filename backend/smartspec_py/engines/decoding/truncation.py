@@ -34,6 +34,13 @@ class Candidates:
         best = (self.scores + gumbel_noise(keys, self.tokens)).argmax(-1, keepdim=True)
         return self._tokens_of_rows().gather(-1, best)[:, 0]
 
+    def best(self, keys: torch.Tensor, width: int) -> Candidates:
+        """The up to `width` tokens of each row that come first with this noise, best first; their
+        scores are log-probabilities by the scores with noise."""
+        noisy = (self.scores + gumbel_noise(keys, self.tokens)).log_softmax(-1)
+        scores, places = noisy.topk(min(width, noisy.shape[-1]))
+        return Candidates(scores, self._tokens_of_rows().gather(-1, places))
+
     def probs(self) -> torch.Tensor:
         """[n, m], float32."""
         return self.scores.softmax(-1).float()

@@ -14,11 +14,12 @@ import transformers
 from tokenizers import Tokenizer
 
 from smartspec_py.core.cost import CostModel
+from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.defaults import DRAFT_MODEL, HEADS, ConfigError
 from smartspec_py.engines.base import Proposer
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
-from smartspec_py.engines.checkpoints.pair import check_pair
+from smartspec_py.engines.checkpoints.pair import check_pair, has_window
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local.context import choose_context_len
@@ -104,6 +105,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     if any(runner.runtime == PYTORCH for runner in runners):
         torch.set_num_threads(setup.run_config.num_threads)
     cost, stored_at = _measured(setup, target, drafter, folder)
+    if isinstance(drafter, EagleProposer) and drafter.capabilities.drafts_trees:
+        drafter.time_trees(setup.limits.max_sequences, _states_width(setup))
     for runner in runners:
         runner.release()
         runner.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
@@ -196,6 +199,7 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
             limits.max_sequences,
             limits.max_draft_len,
             reuses_prefixes=limits.reuse_prefixes,
+            drafts_trees=_verifies_trees(setup, target),
         )
     if setup.draft is None:
         return None
@@ -212,6 +216,19 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
         max_context_len=max_len,
         has_own_memory=devices.draft != devices.target,
     )
+
+
+def _verifies_trees(setup: _Setup, target: Runner) -> bool:
+    """Whether the target reads trees of drafts."""
+    windows = has_window(load_config(setup.run_config.path, setup.run_config.max_len))
+    can_read = target.runtime == PYTORCH and not windows
+    return can_read and setup.limits.max_draft_len > 0
+
+
+def _states_width(setup: _Setup) -> int:
+    """Of the target's states that an EAGLE head reads with each token."""
+    config = load_config(setup.run_config.path, setup.run_config.max_len)
+    return int(len(setup.run_config.state_layers) * config.hidden_size)
 
 
 def _eagle_runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Runner:
@@ -240,7 +257,8 @@ def _measured(
         about,
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
-    shape = _shape(limits, runner.bytes_per_token)
+    has_trees = bool(setup.eagle or setup.medusa) and _verifies_trees(setup, runner)
+    shape = _shape(limits, runner.bytes_per_token, has_trees=has_trees)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(
         target, drafter, shape, folder=cache, identity=identity, budget_s=limits.profile_s
@@ -265,7 +283,12 @@ def _engine(
     if drafter is not None:
         proposers[DRAFT_MODEL if setup.eagle is None else HEADS] = drafter
     if setup.medusa is not None:
-        proposers[HEADS] = HeadsProposer(setup.medusa, limits.max_sequences, limits.max_draft_len)
+        proposers[HEADS] = HeadsProposer(
+            setup.medusa,
+            limits.max_sequences,
+            limits.max_draft_len,
+            run_config.max_len if _verifies_trees(setup, target.runner) else None,
+        )
     about, dtype = _about(target, drafter), dtype_text(run_config.dtype, used.dtype)
     logger.info(
         "%s on %s: %s, %s, %d threads",
@@ -308,7 +331,7 @@ def _with_context_len(
     return limits.model_copy(update={"max_context_len": length})
 
 
-def _shape(limits: LimitsConfig, bytes_per_token: int) -> ProfileShape:
+def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool) -> ProfileShape:
     fitting = MAX_PROFILED_BYTES // (limits.max_sequences * bytes_per_token)
     return ProfileShape(
         max_sequences=limits.max_sequences,
@@ -317,4 +340,5 @@ def _shape(limits: LimitsConfig, bytes_per_token: int) -> ProfileShape:
         prefill_chunk=limits.prefill_chunk,
         # Longer ones change no cost. The served context depends on the memory that is free.
         max_prompt=min(limits.context_len, PROMPT_GRID[-1]),
+        max_nodes=MAX_NODES if has_trees else 0,
     )

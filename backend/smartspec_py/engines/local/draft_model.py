@@ -25,7 +25,7 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
-from smartspec_py.engines.runtimes.runner import RowInput, Runner
+from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner
 
 CATCH_UP_CHUNK = 512
 """Missed tokens that one pass prefills, for all sequences together."""
@@ -57,6 +57,11 @@ class Drafting:
     def wants_more(self) -> bool:
         has_ended = bool(self.tokens) and self.tokens[-1] in self.task.sampling.end_tokens
         return len(self.tokens) < self.task.draft_len and not has_ended
+
+    @property
+    def num_logits(self) -> int:
+        """Of the next pass."""
+        return 1
 
     @property
     def request(self) -> DraftRequest:
@@ -118,19 +123,14 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()
-        started = {
-            task.sequence: Drafting(task, self._enter(task), [], [])
-            for task in tasks
-            if task.draft_len > 0
-        }
+        started = {task.sequence: self._start(task) for task in tasks if task.draft_len > 0}
         active = list(started.values())
         self._catch_up(active)
-        if self.runner.is_asynchronous and not any(task.sampling.shapes_logits for task in tasks):
+        needs_host = any(task.sampling.shapes_logits or task.depth for task in tasks)
+        if self.runner.is_asynchronous and not needs_host:
             self._draft_on_device(active)
         while active := [drafting for drafting in active if drafting.wants_more]:
-            tokens, probs = self._pass(active)
-            for drafting, token, prob in zip(active, tokens.tolist(), probs, strict=True):
-                drafting.take(token, prob)
+            self._draw(active, self._read(active).logits)
         return [
             started[task.sequence].draft if task.sequence in started else NO_DRAFT for task in tasks
         ]
@@ -151,6 +151,9 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             return
         state.row.num_cached = min(state.row.num_cached, state.num_valid, len(state.row.tokens))
         self._free(sequence)
+
+    def _start(self, task: DraftTask) -> Drafting:
+        return Drafting(task, self._enter(task), [], [])
 
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The state of the sequence, updated with the task's tokens."""
@@ -192,7 +195,9 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         while active := [
             drafting for drafting in longest_first if len(levels) < drafting.task.draft_len
         ]:
-            tokens, probs = self._pass(active, levels[-1][: len(active)] if levels else None)
+            output = self._read(active, levels[-1][: len(active)] if levels else None)
+            requests = [drafting.request for drafting in active]
+            tokens, probs = draft_tokens(output.logits, requests)
             for drafting, prob in zip(active, probs, strict=True):
                 drafting.take(NO_TOKEN, prob)
             levels.append(tokens)
@@ -202,18 +207,21 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             for i, drafting in enumerate(longest_first):
                 drafting.learn([level[i] for level in by_level if i < len(level)])
 
-    def _pass(
-        self, draftings: Sequence[Drafting], last: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """Process the unread tokens of each sequence, and draft one more token: see `draft_tokens`.
-        last: the last draft of each, if it is only on the device."""
-        inputs, requests = [], []
+    def _read(self, draftings: Sequence[Drafting], last: torch.Tensor | None = None) -> PassOutput:
+        """Process the unread tokens of each sequence. last: the last draft of each, if it is only
+        on the device."""
+        inputs = []
         for drafting in draftings:
             unread = self._unread(drafting)
             inputs.append(unread)
             drafting.read(unread.position + len(unread.tokens))
-            requests.append(drafting.request)
-        return draft_tokens(self.runner.forward(inputs, last).logits, requests)
+        return self.runner.forward(inputs, last)
+
+    def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> None:
+        """Draft from the logits of a pass."""
+        tokens, probs = draft_tokens(logits, [drafting.request for drafting in draftings])
+        for drafting, token, prob in zip(draftings, tokens.tolist(), probs, strict=True):
+            drafting.take(token, prob)
 
     def _unread(self, drafting: Drafting) -> RowInput:
         """The tokens that the row does not hold yet: known tokens, or the last draft."""

@@ -8,21 +8,30 @@ States are missing for tokens that the target took from its prefix cache. The he
 own keys of these tokens from its cache. If it never read them, it begins at the first token with a
 state and never sees the tokens before it. It also does so after its cache was dropped, and if more
 than KEPT_STATES tokens wait. This lowers acceptance but changes no text.
+
+For a tree, each pass after the first reads all nodes of the depths so far again that guesses
+follow, because a row has no keys of a part of a tree. They are few, and the head has one layer.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import Draft, DraftTask, Grammar
+from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Grammar
+from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
 from smartspec_py.engines.local.draft_model import Drafting, DraftModelProposer, DraftSequence
+from smartspec_py.engines.local.trees import GrowingTrees, fastest_s, tree_s
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
+
+TIMED_DEPTH = 3
+"""Of chains and trees that are timed at the start."""
 
 KEPT_STATES = 2048
 """States of a sequence that wait for the head: 48 MiB for a target of width 4,096 in bfloat16."""
@@ -57,6 +66,61 @@ class _States:
         return states[:num]
 
 
+@dataclass(slots=True)
+class _TreeDrafting(Drafting):
+    """tokens: the nodes that guesses follow. parents: of each of them the one before, or -1. first:
+    the first of the last depth. depth: depths so far."""
+
+    parents: list[int] = field(default_factory=list)
+    first: int = 0
+    depth: int = 0
+    result: Draft = NO_DRAFT
+
+    @property
+    def wants_more(self) -> bool:
+        return self.depth < self.task.depth
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.ends)
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """The nodes of the last depth; -1 for the last known token."""
+        return range(self.first, len(self.tokens)) if self.tokens else (-1,)
+
+    @property
+    def requests(self) -> list[DraftRequest]:
+        """One for each of the ends."""
+        task, position = self.task, len(self.task.tokens) + self.depth
+        return [
+            DraftRequest(task.sampling, position, self.state.history, self._path(end))
+            for end in self.ends
+        ]
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        tokens = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tuple(reversed(tokens))
+
+    def grow(self, tokens: Sequence[int], before: Sequence[int]) -> None:
+        """The new ends, see `GrowingTrees.grow`."""
+        ends, self.first = self.ends, len(self.tokens)
+        self.parents += [ends[place] for place in before]
+        self.tokens += tokens
+        self.depth += 1
+
+    def read(self, num_tokens: int) -> None:
+        """The keys of a tree are not kept."""
+        self.state.row.num_cached = self.state.num_valid = min(num_tokens, self.state.num_known)
+
+    @property
+    def draft(self) -> Draft:
+        return self.result
+
+
 class EagleProposer(DraftModelProposer):
     """An EAGLE-3 head as a `Proposer`. It knows only sequences whose states were reported."""
 
@@ -67,10 +131,50 @@ class EagleProposer(DraftModelProposer):
         max_draft_len: int,
         *,
         reuses_prefixes: bool = True,
+        drafts_trees: bool = False,
     ) -> None:
-        super().__init__(runner, max_sequences, max_draft_len, reuses_prefixes=reuses_prefixes)
-        self._capabilities = replace(self._capabilities, reads_hidden=True, has_position_rates=True)
+        """drafts_trees: see `ProposerCapabilities`."""
+        max_len = runner.config.max_len
+        super().__init__(
+            runner,
+            max_sequences,
+            max_draft_len,
+            reuses_prefixes=reuses_prefixes,
+            max_context_len=max_len if drafts_trees else None,
+        )
+        self._capabilities = replace(
+            self._capabilities,
+            reads_hidden=True,
+            has_position_rates=True,
+            drafts_trees=drafts_trees,
+        )
         self._states: dict[SequenceId, _States] = {}
+        self._growing: dict[int, GrowingTrees] = {}
+        """The trees of the present drafts, by their depth."""
+
+    def time_trees(self, max_sequences: int, width: int) -> None:
+        """Measure `ProposerCapabilities.tree_s`. Rows are overwritten. width: of the states."""
+
+        longest = min(TIMED_DEPTH, self._capabilities.max_draft_len)
+
+        def seconds(num: int, depth: int) -> float:
+            nodes = MAX_NODES if depth else longest
+            tasks = [
+                DraftTask(sequence, [0, 0], 1, nodes, SamplingParams(), depth=depth)
+                for sequence in range(num)
+            ]
+
+            def prepare() -> None:
+                for sequence in range(num):
+                    self.observe(sequence, 0, torch.zeros(1, width))
+
+            fastest = fastest_s(lambda: self.propose(tasks), prepare)
+            for sequence in range(num):
+                self.release(sequence)
+            return fastest
+
+        times = tree_s(seconds, longest, max_sequences)
+        self._capabilities = replace(self._capabilities, tree_s=times)
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
@@ -109,6 +213,11 @@ class EagleProposer(DraftModelProposer):
         states = self._states.get(sequence)
         return states.num if states else 0
 
+    def _start(self, task: DraftTask) -> Drafting:
+        if not task.depth:
+            return super()._start(task)
+        return _TreeDrafting(task, self._enter(task), [], [])
+
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The row continues at the first token with a state. If it lacks tokens before that one, it
         begins there, and other sequences must not reuse it."""
@@ -118,6 +227,44 @@ class EagleProposer(DraftModelProposer):
             states.first, row.tokens = start, ()
         row.num_cached = state.num_valid = start
         return state
+
+    def _unread(self, drafting: Drafting) -> RowInput:
+        if not isinstance(drafting, _TreeDrafting) or not drafting.tokens:
+            return super()._unread(drafting)
+        row, first = drafting.state.row, self._states[drafting.task.sequence].first
+        tokens, parents, num_logits = drafting.tokens, drafting.parents[1:], drafting.num_logits
+        return RowInput(row.index, row.num_cached, tokens, num_logits, first=first, parents=parents)
+
+    def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> None:
+        """Trees of the same depth grow together."""
+        groups: dict[int, list[tuple[Drafting, torch.Tensor]]] = defaultdict(list)
+        parts = torch.split(logits, [drafting.num_logits for drafting in draftings])
+        for drafting, part in zip(draftings, parts, strict=True):
+            groups[drafting.task.depth].append((drafting, part))
+        for pairs in groups.values():
+            group = [drafting for drafting, _ in pairs]
+            rows = torch.cat([part for _, part in pairs])
+            if trees := [drafting for drafting in group if isinstance(drafting, _TreeDrafting)]:
+                self._grow(trees, rows)
+            else:
+                super()._draw(group, rows)
+
+    def _grow(self, group: Sequence[_TreeDrafting], logits: torch.Tensor) -> None:
+        """Add a depth to trees of the same depth."""
+        one = group[0]
+        if not one.depth:
+            self._growing[one.task.depth] = GrowingTrees(len(group), logits.device)
+        growing = self._growing[one.task.depth]
+        requests = [request for drafting in group for request in drafting.requests]
+        tokens, log_probs = best_guesses(logits, requests, WIDTH)
+        shape = len(group), growing.num_ends, -1
+        ends = growing.grow(tokens.view(shape), log_probs.view(shape))
+        for drafting, *of_tree in zip(group, *torch.stack(ends).tolist(), strict=True):
+            drafting.grow(*of_tree)
+        if not one.wants_more:
+            drafts = growing.drafts([drafting.task.draft_len for drafting in group])
+            for drafting, draft in zip(group, drafts, strict=True):
+                drafting.result = draft
 
     def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
         row, states = drafting.state.row, self._states[drafting.task.sequence]

@@ -3,20 +3,22 @@
 Head i guesses the token i + 2 positions after the token whose state it reads. The state from which
 the target drew its last token is known, so all heads guess at once and no model runs. A guess does
 not know the guesses before it. So heads are cheap, and the later ones are right less often than a
-draft model.
+draft model. In a tree, the guesses of a head follow each of the guesses of the head before.
 """
 
 from __future__ import annotations
 
-import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from operator import eq
 from typing import Any, NamedTuple
 
 import torch
 
+from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
@@ -26,13 +28,11 @@ from smartspec_py.engines.base import (
     Proposer,
     ProposerCapabilities,
 )
-from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
+from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses, draft_tokens
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.local.cached_model import history_of
+from smartspec_py.engines.local.trees import GrowingTrees, fastest_s, tree_s
 from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads
-
-NUM_TIMINGS = 5
-"""How often drafting is timed. The fastest counts, because other processes only slow it down."""
 
 
 class _Guesses(NamedTuple):
@@ -78,8 +78,15 @@ class HeadsProposer(Proposer):
     """Medusa heads. It knows only sequences whose hidden states were
     reported."""
 
-    def __init__(self, heads: MedusaHeads, max_sequences: int, longest: int) -> None:
-        """longest: the most tokens of a draft."""
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        max_sequences: int,
+        longest: int,
+        max_len_of_trees: int | None = None,
+    ) -> None:
+        """longest: the most tokens of a draft. max_len_of_trees: if it drafts trees, the
+        `max_context_len` of `ProposerCapabilities`; else None."""
         self.heads = heads
         self._sequences: dict[SequenceId, _HeadsSequence] = {}
         self._capabilities = ProposerCapabilities(
@@ -87,9 +94,14 @@ class HeadsProposer(Proposer):
             has_passes=False,
             reads_hidden=True,
             has_position_rates=True,
+            max_context_len=max_len_of_trees,
+            drafts_trees=max_len_of_trees is not None,
         )
         draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
         self._capabilities = replace(self._capabilities, draft_s=draft_s)
+        if max_len_of_trees is not None:
+            times = tree_s(self._seconds, self._capabilities.max_draft_len, max_sequences)
+            self._capabilities = replace(self._capabilities, tree_s=times)
 
     @property
     def capabilities(self) -> ProposerCapabilities:
@@ -107,20 +119,47 @@ class HeadsProposer(Proposer):
             return [NO_DRAFT for _ in tasks]
         states = torch.stack([self._sequences[task.sequence].state for task in able])
         logits = self.heads.logits(states)
-        started = [_Drafting(task, self._history(task), [], []) for task in able]
-        for head in range(max(task.draft_len for task in able)):
-            rows = [row for row, task in enumerate(able) if head < task.draft_len]
+        drafts = self._grown(able, logits)
+        started = {
+            row: _Drafting(task, self._history(task), [], [])
+            for row, task in enumerate(able)
+            if not task.depth
+        }
+        for head in range(max((able[row].draft_len for row in started), default=0)):
+            rows = [row for row in started if head < able[row].draft_len]
             active = [started[row] for row in rows]
             requests = [drafting.request for drafting in active]
             drawn, probs = draft_tokens(logits[rows, head], requests)
             for drafting, guess, prob in zip(active, drawn.tolist(), probs, strict=True):
                 drafting.guesses.append(guess)
                 drafting.probs.append(prob)
-        for drafting in started:
+        for drafting in started.values():
             known = self._sequences[drafting.task.sequence]
             known.guesses = _Guesses(len(drafting.task.tokens), drafting.guesses)
-        drafts = {drafting.task.sequence: drafting.draft() for drafting in started}
+            drafts[drafting.task.sequence] = drafting.draft()
         return [drafts.get(task.sequence, NO_DRAFT) for task in tasks]
+
+    def _grown(self, tasks: Sequence[DraftTask], logits: torch.Tensor) -> dict[SequenceId, Draft]:
+        """Drafts of the tasks for trees. logits: [tasks, heads, vocabulary]. If sampling depends on
+        earlier tokens, a guess counts only those before the draft: guesses are the same on all
+        paths."""
+        rows_by_depth = defaultdict[int, list[int]](list)
+        for row, task in enumerate(tasks):
+            if task.depth:
+                rows_by_depth[task.depth].append(row)
+        drafts: dict[SequenceId, Draft] = {}
+        for depth, rows in rows_by_depth.items():
+            group, trees = [tasks[row] for row in rows], GrowingTrees(len(rows), logits.device)
+            for head in range(depth):
+                requests = [
+                    DraftRequest(task.sampling, len(task.tokens) + head, self._history(task))
+                    for task in group
+                ]
+                guesses = best_guesses(logits[rows, head], requests, WIDTH)
+                trees.grow(*(each[:, None].expand(-1, trees.num_ends, -1) for each in guesses))
+            of_group = trees.drafts([task.draft_len for task in group])
+            drafts |= zip([task.sequence for task in group], of_group, strict=True)
+        return drafts
 
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
@@ -154,23 +193,19 @@ class HeadsProposer(Proposer):
             known.history.extend(task.tokens[len(known.history) :])
         return known.history
 
-    def _seconds(self, num_sequences: int) -> float:
-        """Seconds to draft for so many sequences. For sampled text it takes longer, so this is the
-        mean of greedy and sampled text, each the fastest of some calls."""
+    def _seconds(self, num_sequences: int, depth: int = 0) -> float:
+        """Seconds to draft for so many sequences: chains, or trees of this depth. For sampled text
+        it takes longer, so this is the mean of greedy and sampled text, each the fastest of some
+        calls."""
         state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
         self._sequences = {sequence: _HeadsSequence(state) for sequence in range(num_sequences)}
-        longest = self._capabilities.max_draft_len
+        longest = MAX_NODES if depth else self._capabilities.max_draft_len
         seconds = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
             tasks = [
-                DraftTask(sequence, [0], num_prompt=1, draft_len=longest, sampling=sampling)
+                DraftTask(sequence, [0], 1, draft_len=longest, sampling=sampling, depth=depth)
                 for sequence in range(num_sequences)
             ]
-            seconds.append(min(self._timed(tasks) for _ in range(NUM_TIMINGS)))
+            seconds.append(fastest_s(partial(self.propose, tasks)))
         self._sequences.clear()
         return sum(seconds) / len(seconds)
-
-    def _timed(self, tasks: Sequence[DraftTask]) -> float:
-        start = time.perf_counter()
-        self.propose(tasks)
-        return time.perf_counter() - start

@@ -104,7 +104,9 @@ class TorchTarget(CachedModel[_TargetSequence]):
         items = list(map(self._item, work))
         out = self.runner.forward([item.row_input for item in items])
         logits, scores = self._score_prompts(out.logits, items)
-        results = iter(verify(logits, [item.request for item in items if item.request]))
+        verified = verify(logits, [item.request for item in items if item.request])
+        self._move_keys([item for item in items if item.request], verified)
+        results = iter(verified)
         pass_s = time.perf_counter() - start
         states_of: Sequence[torch.Tensor | None] = out.states or [None] * len(items)
         events = []
@@ -142,15 +144,35 @@ class TorchTarget(CachedModel[_TargetSequence]):
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request, scored=scored, num_again=num_again)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
-        _, drafts, probs = verified
+        _, drafts, probs, parents = verified
         if probs is not None:
             probs = probs.to(self.runner.config.device)  # the draft may have its own device
         tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
         return _Item(
             work.sequence,
-            RowInput(row.index, row.num_cached, tokens, len(tokens)),
-            VerifyRequest(sampling, position, state.history, drafts=drafts, draft_probs=probs),
+            RowInput(row.index, row.num_cached, tokens, len(tokens), parents=parents),
+            VerifyRequest(
+                sampling,
+                position,
+                state.history,
+                drafts=drafts,
+                draft_probs=probs,
+                parents=parents,
+            ),
         )
+
+    def _move_keys(self, items: Sequence[_Item], results: Sequence[VerifyResult]) -> None:
+        """Move the keys of accepted tokens of trees to where those of a chain are, for all rows
+        together."""
+        moves = []
+        for item, result in zip(items, results, strict=True):
+            if item.row_input.parents:
+                read = item.row_input
+                first = read.row * self.runner.config.max_len + read.position
+                pairs = enumerate(result.rows)
+                moves += [(first + row, first + place) for place, row in pairs if row != place]
+        if moves:
+            self.runner.move_keys(*zip(*moves, strict=True))
 
     def _fail(self, sequence: SequenceId, failure: Failure | None) -> Event:
         row = self._sequences[sequence].row
@@ -227,6 +249,8 @@ def _reported(
     """Those of the item's states that the proposers get: of tokens that are new and final. None if
     there are none."""
     if item.request is not None and item.request.drafts and result is not None:
+        if item.request.parents:
+            return states[list(result.rows)]
         return states[: result.num_accepted + 1]
     num_new = min(len(states), len(item.row_input.tokens) - item.num_again)
     return states[len(states) - num_new :] if num_new else None

@@ -63,7 +63,12 @@ class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
     `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
     `runtimes.openvino.runner`. first: the row's first slot with a key, and states: one for each
-    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`."""
+    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`.
+
+    parents: of tokens that are a tree, for each token after the first the index of the token before
+    it in this input, or -1 if it follows what the row holds before `position`, as the first token
+    does. A token sees the row before `position` and, of the new tokens, its ancestors and itself.
+    Empty for a chain. At most 64 tokens; PyTorch only, without sliding windows."""
 
     row: int
     position: int
@@ -72,11 +77,22 @@ class RowInput:
     num_prompt: int = 0
     first: int = 0
     states: torch.Tensor | None = None
+    parents: Sequence[int] = ()
 
     @property
-    def positions(self) -> range:
-        """Of each token, which are also their slots in the row."""
+    def slots(self) -> range:
+        """Of each token in the row."""
         return range(self.position, self.position + len(self.tokens))
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of each token in its text."""
+        if not self.parents:
+            return self.slots
+        positions = [self.position]
+        for parent in self.parents:
+            positions.append(self.position if parent < 0 else positions[parent] + 1)
+        return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +191,11 @@ class Runner(ABC):
         token_ids: the tokens of all inputs, [N], if they are on the device already; then those of
         the inputs are not used.
         """
+
+    def move_keys(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy keys and values between slots of the cache, all at once. Slots are numbered row by
+        row, `config.max_len` to a row. Needed only by runners that read trees."""
+        raise NotImplementedError
 
     def _by_input(
         self, states: torch.Tensor | None, inputs: Sequence[RowInput]

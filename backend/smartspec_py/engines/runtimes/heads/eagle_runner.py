@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,31 +19,54 @@ from smartspec_py.engines.runtimes.runner import (
     RunnerConfig,
 )
 
+NUM_KEPT = 64
+"""States of a row: the longest input of a tree, and one more."""
+
 
 class OwnStates:
-    """The state that the head returned last, for each row."""
+    """The states that the head returned last, for each row: one, or of a tree those after the known
+    tokens and after each token of the tree."""
 
     def __init__(
-        self, fuse: Callable[[torch.Tensor], torch.Tensor], width: int, config: RunnerConfig
+        self,
+        fuse: Callable[[torch.Tensor], torch.Tensor],
+        width: int,
+        config: RunnerConfig,
+        num_kept: int = 1,
     ) -> None:
-        """fuse: see `EagleHead`. width: of a state."""
+        """fuse: see `EagleHead`. width: of a state. num_kept: states of a row."""
         self._fuse = fuse
-        shape = config.num_rows, width
+        shape = config.num_rows, num_kept, width
         self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
 
     def given(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """The state that the head reads with each token, [N, hidden_size]: those of the target,
-        fused, if the inputs have states, and else that of the row."""
+        fused, if the inputs have states, and else the head's own after the token's parent."""
         states = states_of(inputs)
         if states is not None:
             return self._fuse(states.to(self._states))
-        rows = [row_input.row for row_input in inputs for _ in row_input.tokens]
-        return self._states.index_select(0, on_device(rows, self._states.device))
+        return self._states[
+            self._index(
+                (row_input.row, parent + 1)
+                for row_input in inputs
+                for parent in (-1, *(row_input.parents or [-1] * (len(row_input.tokens) - 1)))
+            )
+        ]
 
     def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
         """states: one for each wanted token, in the order of the inputs."""
-        rows = [row_input.row for row_input in inputs for _ in range(row_input.num_logits)]
-        self._states.index_copy_(0, on_device(rows, self._states.device), states.to(self._states))
+        places = self._index(
+            (row_input.row, token + 1 if row_input.parents else 0)
+            for row_input in inputs
+            for token in range(len(row_input.tokens) - row_input.num_logits, len(row_input.tokens))
+        )
+        self._states[places] = states.to(self._states)
+
+    def _index(self, places: Iterable[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The index of some states, each by its row and its place there."""
+        numbers = [number for place in places for number in place]
+        index = on_device(numbers, self._states.device).view(-1, 2)
+        return index[:, 0], index[:, 1]
 
 
 class EagleRunner(Runner):
@@ -56,7 +79,7 @@ class EagleRunner(Runner):
         super().__init__(config)
         self._passes = GraphRunner(head, replace(config, gives_hidden=True, state_layers=()))
         self.cache = self._passes.cache
-        self._states = OwnStates(head.fuse, head.config.hidden_size, config)
+        self._states = OwnStates(head.fuse, head.config.hidden_size, config, num_kept=NUM_KEPT)
 
     @property
     def about(self) -> str:

@@ -148,7 +148,8 @@ def _attend_tiles(
             place_in_input = tl.minimum(tl.maximum(key[None, :] - input_slot[:, None], 0), 63)
             sees = (key[None, :] <= slot[:, None]) & (key[None, :] >= first_slot[:, None])
             sees &= key[None, :] > slot[:, None] - window
-            sees &= ((seen[:, None] >> place_in_input) & 1) == 1
+            is_earlier = key[None, :] < input_slot[:, None]
+            sees &= is_earlier | (((seen[:, None] >> place_in_input) & 1) == 1)
             score = tl.where(sees, score * LOG2_E, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(score, 1))
             base = tl.where(new_peak == float("-inf"), 0.0, new_peak)

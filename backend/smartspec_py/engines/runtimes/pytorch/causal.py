@@ -187,6 +187,10 @@ class PyTorchRunner(Runner):
         counts = [row.num_logits for row in inputs]
         return PassOutput(logits, torch.split(states.index_select(0, wanted), counts))
 
+    def move_keys(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        slots = on_device([*sources, *destinations], self.config.device)
+        self.cache.move(*slots.view(2, -1))
+
     @property
     def bytes_per_token(self) -> int:
         buffer = self.cache.buffer

@@ -211,7 +211,10 @@ class GraphRunner(PyTorchRunner):
             self._lines(shape.num_tokens)[Line.TOKEN_ID, : len(token_ids)].copy_(token_ids)
         self._graphs[shape]()
         self.num_replays += 1
-        output = self._output(self._hidden, self._states, inputs, firsts)
+        states = self._states
+        if states is not None and self.config.state_layers:
+            states = states[: shape.num_tokens].clone()  # the next pass overwrites the buffer
+        output = self._output(self._hidden, states, inputs, firsts)
         self.passes_s += time.perf_counter() - start
         return output
 

@@ -50,8 +50,8 @@ class Line(IntEnum):
     INPUT_SLOT = auto()
     """The slot of the first token of the same input."""
     SEEN = auto()
-    """Bit j: whether it sees the token j of its input, if that is not later; the last bit is also
-    for all tokens after it."""
+    """Bit j: whether it sees token j of its input, if that is not later. The last bit is also for
+    all tokens after it. It sees all tokens before its input."""
     SHORT_TILE = auto()
     """The first token of a tile."""
     SHORT_COUNT = auto()
@@ -87,6 +87,15 @@ class Tiling:
         return (num_tokens + num_inputs * (self.long - 1)) // self.long
 
 
+def seen_bits(parents: Sequence[int]) -> NDArray[np.int64]:
+    """`Line.SEEN` of each token of a tree: its ancestors in the input and itself. parents: see
+    `RowInput`."""
+    bits = [1]
+    for token, parent in enumerate(parents, start=1):
+        bits.append(1 << token | (bits[parent] if parent >= 0 else 0))
+    return np.array(bits, np.uint64).view(np.int64)
+
+
 def size_of(inputs: Sequence[RowInput]) -> int | None:
     """The size that a pass is padded to; None if it is larger than all."""
     num_tokens = sum(len(item.tokens) for item in inputs)
@@ -99,7 +108,7 @@ def lay_out(
     """The numbers of a pass, [len(Line), size], and of each input the index of its first token.
     Without inputs, the pass has only padding. max_len: slots of a row."""
     made = np.zeros((len(Line), size), np.int64)
-    made[Line.SLOT], made[Line.SEEN] = scratch_slot, -1
+    made[Line.SLOT], made[Line.SEEN] = scratch_slot, -1  # in a chain, all that is not later
     lines: dict[Line, list[int]] = {line: [] for line in Line if line is not Line.SEEN}
     firsts, first = [], 0
     for item in inputs:
@@ -116,6 +125,8 @@ def lay_out(
         lines[Line.SHORT_TILE if is_short else Line.LONG_TILE] += tiles
         counts = [min(step, first + num_tokens - tile) for tile in tiles]
         lines[Line.SHORT_COUNT if is_short else Line.LONG_COUNT] += counts
+        if item.parents:
+            made[Line.SEEN, first : first + num_tokens] = seen_bits(item.parents)
         firsts.append(first)
         first += num_tokens
     for line, values in lines.items():

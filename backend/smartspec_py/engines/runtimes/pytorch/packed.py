@@ -5,7 +5,9 @@ exactly these tokens, so verifications of different lengths and prompt chunks sh
 attention handles rows separately. Each sequence owns one row of a static buffer of keys and values.
 The keys of position p are written to place p of the row. A query at position p sees the keys at
 positions 0..p of its own row. Keys after p are stale and never read. So a rejected draft needs no
-removal; later tokens overwrite it.
+removal; later tokens overwrite it. Tokens of a tree are written one after another as well, and see
+only their ancestors among them. If some are accepted, `RowCache.move` brings their keys to where
+those of a chain are.
 
 Models come from Hugging Face. Their attention is replaced through Transformers' attention
 interface, and their cache is replaced by `RowCache`.
@@ -23,6 +25,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from smartspec_py.engines.runtimes.pytorch.layout import seen_bits
 from smartspec_py.engines.runtimes.runner import RowInput
 
 ATTENTION_NAME = "smartspec_packed"
@@ -108,7 +111,7 @@ def pack(
         first += sum(len(item.tokens) for item in items)
     token_ids = [token for item in ordered for token in item.tokens]
     positions = [position for item in ordered for position in item.positions]
-    slots = [item.row * cache.max_len + position for item in ordered for position in item.positions]
+    slots = [item.row * cache.max_len + slot for item in ordered for slot in item.slots]
     packed = PackedBatch(
         token_ids=torch.tensor([token_ids], device=device),
         positions=torch.tensor([positions], device=device),
@@ -148,12 +151,23 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
         places += range(row * width, row * width + num)
     context_len = max(item.position + len(item.tokens) for item in items)
     is_rectangular = len(places) == num_rows * width
+    mask = attention_mask(starts.to(device), firsts.to(device), width, context_len)
+    for item in items:
+        if item.parents:
+            hide_other_branches(mask[item.row - row_lo, 0], item)
     return AttentionGroup(
         slice(first, first + len(places)),
         slice(row_lo, row_hi),
-        attention_mask(starts.to(device), firsts.to(device), width, context_len),
+        mask,
         None if is_rectangular else torch.tensor(places, device=device),
     )
+
+
+def hide_other_branches(mask: torch.Tensor, item: RowInput) -> None:
+    """Change the causal mask of a row with a tree, bool [width, context_len], in place."""
+    num = len(item.tokens)
+    bits = torch.from_numpy(seen_bits(item.parents))[:, None] >> torch.arange(num)
+    mask[:num, item.position : item.position + num] &= bits.bitwise_and(1).bool().to(mask.device)
 
 
 def attention_mask(
@@ -191,6 +205,7 @@ class RowCache(Cache):
         by_slot = storage[:, :, : self.scratch_slot]
         by_token = (num_rows, self.max_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
+        self._storage = storage
         self.by_slot = [(layer[0], layer[1]) for layer in storage]
         # Keys of the first layer, values of the first layer, keys of the second layer, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
@@ -218,6 +233,10 @@ class RowCache(Cache):
         kv_heads, context_len, D]."""
         read = self._by_row[:, group.rows, :, : group.mask.shape[-1]].unbind()
         return list(zip(read[::2], read[1::2], strict=True))
+
+    def move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copy the keys and values of slots [n] to other slots [n], of all layers at once."""
+        self._storage.index_copy_(2, destinations, self._storage.index_select(2, sources))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens."""
