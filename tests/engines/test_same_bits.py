@@ -59,6 +59,7 @@ CONFIGS = {
     "gemma3, window 50": Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=50),
     "phi3": Phi3Config(**SIZES, pad_token_id=0),
     "wide": LlamaConfig(**SIZES | {"intermediate_size": 4864}),
+    "200 rows": LlamaConfig(**SIZES | {"hidden_size": 200, "num_attention_heads": 4}),
 }
 
 
@@ -245,9 +246,11 @@ def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
     check_bits(kind, dtype, "int8", kv_cache="u8")
 
 
-def test_a_few_passes_with_8_bit_weights() -> None:
-    """Some of more than 80 tokens, where a processor without VNNI would sum in another order."""
-    target, alone = (Recorder("llama", torch.float32, "int8") for _ in range(2))
+@pytest.mark.parametrize("kind", ["llama", "200 rows"])
+def test_a_few_passes_with_8_bit_weights(kind: str) -> None:
+    """Some of more than 80 tokens, where a processor without VNNI would sum in another order; or of
+    more than 64, with weights whose number of rows 32 does not divide."""
+    target, alone = (Recorder(kind, torch.float32, "int8") for _ in range(2))
     run = RandomRun(target, Reference(alone), seed=2)
     run.run(25)
     assert run.num_checked > 50

@@ -9,7 +9,7 @@ that sum in different orders, so each kind of token is always computed by the sa
 - No product has a single row. A lone token is computed twice.
 - Products in float32 have no weights of half precision, see `graph`.
 - Without VNNI, products with weights of 8 and 4 bits are at most MOST_WIDTH wide and have at most
-  MOST_TOKENS rows.
+  MOST_TOKENS rows, or FEWER_TOKENS.
 - Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
   token that is left of a prompt.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
@@ -81,6 +81,11 @@ in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in
 passes in several. A pass of 1.0 B over one token then takes 1.1 of the time, and one over more
 tokens 0.75 to 0.97 (docs/research/performance.md)."""
 
+EVEN_ROWS, FEWER_TOKENS = 32, 64
+"""The same happens in passes of more than 64 tokens if a weight has a number of rows that 32 does
+not divide, such as the output layer of a vocabulary of 151,665 tokens (with AVX2, and products
+wider than 512)."""
+
 MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
 again: 3 ms with the 30 layers of SmolLM2-135M, a third of a pass of one token. So there are several
@@ -148,7 +153,11 @@ class OpenVinoRunner(Runner):
         of_model = weights or Weights(model.state_dict())
         is_half = config.dtype in HALF
         is_bounded = num_bits > 0 and not has_vnni()
-        self._most_tokens = MOST_TOKENS if is_bounded else config.num_rows * config.max_len
+        self._most_tokens = config.num_rows * config.max_len
+        if is_bounded:
+            rows = {layer.out_features for layer in _linear_layers(model)} | {config.vocab_size}
+            is_even = not any(num % EVEN_ROWS for num in rows)
+            self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
         graph = self._graph_class(
             model,
             of_model,
@@ -299,10 +308,12 @@ class OpenVinoRunner(Runner):
 
 def _group(model: Any) -> int:
     """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
-    widths = {
-        module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear)
-    }
+    widths = {layer.in_features for layer in _linear_layers(model)}
     return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
+
+
+def _linear_layers(model: Any) -> list[torch.nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
 def _cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
