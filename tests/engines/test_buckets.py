@@ -75,21 +75,22 @@ def test_a_bucket_is_the_least_that_holds_the_pass(
 
 def test_a_padded_pass_by_hand() -> None:
     """Rows 2 and 0, given in that order; row 1 has nothing, row 3 is beyond them. Width 3."""
-    inputs = [RowInput(2, 5, [71, 72, 73], 2, first=1), RowInput(0, 0, [11], 1)]
+    inputs = [RowInput(2, 5, [71, 72, 73], 2, first=1, adapter=4), RowInput(0, 0, [11], 1)]
     made, num_wanted = lay_out(inputs, Bucket(4, 3, 8), MAX_LEN, SCRATCH)
-    token_ids, positions, slots, rows, firsts, wanted = made.tolist()
+    token_ids, positions, slots, rows, firsts, adapters, wanted = made.tolist()
     assert token_ids == [11, 0, 0, 0, 0, 0, 71, 72, 73, 0, 0, 0]
     assert positions == [0, 0, 0, 0, 0, 0, 5, 6, 7, 0, 0, 0]
     assert slots == [0, 40, 40, 40, 40, 40, 25, 26, 27, 40, 40, 40]
     assert rows[:4] == [0, 1, 2, 3]
     assert firsts[:4] == [0, 0, 1, 0]
+    assert adapters == [0, 0, 0, 0, 0, 0, 4, 4, 4, 0, 0, 0]
     assert wanted[:num_wanted] == [7, 8, 0], "the last two of row 2, then row 0"
 
 
 def test_a_long_input_by_hand() -> None:
     """In row 3, from position 2: its tokens are the first of the bucket."""
     made, num_wanted = lay_out([RowInput(3, 2, [7] * 40, 1)], Bucket(1, 64, 64), 64, 256)
-    token_ids, positions, slots, rows, _, wanted = made.tolist()
+    token_ids, positions, slots, rows, *_, wanted = made.tolist()
     assert token_ids == [7] * 40 + [0] * 24
     assert positions == [*range(2, 42)] + [0] * 24
     assert slots == [*range(194, 234)] + [256] * 24

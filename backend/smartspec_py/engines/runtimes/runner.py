@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.checkpoints.config import key_shape
 
 PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
@@ -29,7 +30,7 @@ class RunnerConfig:
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
     weights, kv_cache: see `config.TorchEngineConfig`; weights of a loaded runner are not auto.
-    num_threads: of OpenVINO; PyTorch's own is set elsewhere.
+    num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class RunnerConfig:
     weights: str = "stored"
     kv_cache: str = "auto"
     num_threads: int = 1
+    adapters: Adapters = NO_ADAPTERS
 
     @property
     def weights_text(self) -> str:
@@ -60,7 +62,8 @@ class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
     `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
     `runtimes.openvino.runner`. first: the row's first slot with a key, and states: one for each
-    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`."""
+    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`. adapter: see
+    `Adapters`."""
 
     row: int
     position: int
@@ -69,6 +72,7 @@ class RowInput:
     num_prompt: int = 0
     first: int = 0
     states: torch.Tensor | None = None
+    adapter: int = 0
 
     @property
     def positions(self) -> range:
@@ -187,7 +191,7 @@ class Runner(ABC):
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """Seconds of one pass, including the copy of the best tokens to the host. The pass
-        overwrites the rows that it uses.
+        overwrites the rows that it uses, and has an adapter if there are any.
 
         num_logits: see `Profilable`.
         """
@@ -197,8 +201,9 @@ class Runner(ABC):
         tokens = [0] * tokens_per_row
         wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
         num_prompt = 0 if num_logits is None else tokens_per_row
+        adapter = min(1, len(self.config.adapters.names))
         inputs = [
-            RowInput(row, position, tokens, wanted, num_prompt=num_prompt)
+            RowInput(row, position, tokens, wanted, num_prompt=num_prompt, adapter=adapter)
             for row in range(batch_size)
         ]
         start = time.perf_counter()

@@ -24,6 +24,7 @@ import contextlib
 import math
 import mmap
 import time
+from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -48,6 +49,8 @@ from smartspec_py.engines.runtimes.openvino.graph import (
     BLOCK_LEN,
     INPUTS,
     LONGEST,
+    MATRIX_A,
+    OWN_ADAPTERS,
     DecoderGraph,
     cache_names,
 )
@@ -152,10 +155,17 @@ class OpenVinoRunner(Runner):
         }
         of_model = weights or Weights(model.state_dict())
         is_half = config.dtype in HALF
+        matrices = {
+            f"{layer}{MATRIX_A}": config.adapters.joined(layer)[0].to(config.dtype)
+            for layer in config.adapters.layers
+        }
+        if matrices:
+            of_model = Weights(ChainMap(matrices, of_model.tensors))  # type: ignore[arg-type]
         is_bounded = num_bits > 0 and not has_vnni()
         self._most_tokens = config.num_rows * config.max_len
         if is_bounded:
-            rows = {layer.out_features for layer in _linear_layers(model)} | {config.vocab_size}
+            rows = {layer.out_features for layer in _linear_layers(model)}
+            rows |= {config.vocab_size, config.adapters.rank}
             is_even = not any(num % EVEN_ROWS for num in rows)
             self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
         graph = self._graph_class(
@@ -167,6 +177,7 @@ class OpenVinoRunner(Runner):
             num_threads=config.num_threads,
             is_half=is_half,
             most_width=MOST_WIDTH if is_bounded else None,
+            adapters=config.adapters,
         )
         built, self._memory = self._build(graph, model), graph.memory
         num_parameters = sum(weight.numel() for weight in model.parameters())
@@ -181,6 +192,9 @@ class OpenVinoRunner(Runner):
         """The one whose last pass was first comes first."""
         self._places = {parameter.any_name: i for i, parameter in enumerate(self.compiled.inputs)}
         """The index of each input. OpenVINO takes 2 us longer to find it."""
+        self._input_types: dict[str, Any] = {**INPUTS, LONGEST: np.int32}
+        if config.adapters.names:
+            self._input_types[OWN_ADAPTERS] = np.int64
         self._hidden_size: int = model.config.hidden_size
         self.cache = BlockCache(self.compiled, model, config)
         for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
@@ -301,8 +315,9 @@ class OpenVinoRunner(Runner):
             "block_indices": [block for of_part in blocks for block in of_part],
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
             LONGEST: max(ends),
+            OWN_ADAPTERS: [part.adapter for part in parts for _ in part.tokens],
         }
-        for name, dtype in (*INPUTS.items(), (LONGEST, np.int32)):
+        for name, dtype in self._input_types.items():
             request.set_input_tensor(self._places[name], ov.Tensor(np.asarray(given[name], dtype)))
 
 
@@ -353,9 +368,12 @@ def _bounded(parts: Parts, most: int) -> list[Parts]:
 def _parts(row: RowInput) -> list[RowInput]:
     """The tokens of an input by attention: those of a prompt together, others one by one."""
     first = row.num_prompt if row.num_prompt > 1 else 0
-    together = [RowInput(row.row, row.position, row.tokens[:first], 0)] if first else []
+    own = row.adapter
+    together = (
+        [RowInput(row.row, row.position, row.tokens[:first], 0, adapter=own)] if first else []
+    )
     return together + [
-        RowInput(row.row, row.position + i, row.tokens[i : i + 1], 0)
+        RowInput(row.row, row.position + i, row.tokens[i : i + 1], 0, adapter=own)
         for i in range(first, len(row.tokens))
     ]
 

@@ -100,7 +100,7 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
     return (*sizes, last)
 
 
-NUM_INPUTS = 6
+NUM_INPUTS = 7
 """Numbers per token of a padded pass, see `lay_out`."""
 
 
@@ -111,11 +111,12 @@ def lay_out(
 
     Returns [NUM_INPUTS, R * T] and the number n of wanted tokens. The lines are token ids;
     positions; slots, numbered row by row with max_len slots per row; the cache's rows and their
-    first slots with a key, whose first R entries are used; and `wanted`, whose first n entries are
-    the indices of the tokens whose logits are needed, in the order of the inputs.
+    first slots with a key, whose first R entries are used; the adapters of the tokens; and
+    `wanted`, whose first n entries are the indices of the tokens whose logits are needed, in the
+    order of the inputs.
     """
     made = np.zeros((NUM_INPUTS, bucket.num_tokens), np.int64)
-    token_ids, positions, slots, rows, firsts, wanted = made
+    token_ids, positions, slots, rows, firsts, adapters, wanted = made
     slots[:], rows[: bucket.num_rows] = scratch_slot, range(bucket.num_rows)
     lists: tuple[list[int], ...] = ([], [], [], [], [])
     places, own_tokens, own_positions, own_slots, own_wanted = lists
@@ -123,6 +124,7 @@ def lay_out(
         num_tokens, row = len(item.tokens), 0 if bucket.is_long else item.row
         first, slot = row * bucket.width, item.row * max_len + item.position
         rows[row], firsts[row] = item.row, item.first
+        adapters[first : first + num_tokens] = item.adapter
         places += range(first, first + num_tokens)
         own_tokens += item.tokens
         own_positions += item.positions

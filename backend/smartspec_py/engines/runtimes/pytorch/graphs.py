@@ -204,7 +204,8 @@ class GraphRunner(PyTorchRunner):
         """A pass over the staged inputs of this bucket. All its tensors are on the device and have
         fixed addresses."""
         num_tokens, num_rows, width = bucket.num_tokens, bucket.num_rows, bucket.width
-        token_ids, positions, slots, rows, firsts, wanted = self._static_inputs(bucket)
+        inputs = self._static_inputs(bucket)
+        token_ids, positions, slots, rows, firsts, adapters, wanted = inputs
         every = self._every[:num_tokens]
 
         def run() -> None:
@@ -214,7 +215,15 @@ class GraphRunner(PyTorchRunner):
             group = AttentionGroup(slice(0, num_tokens), group_rows, mask)
             places = wanted[:num_rows] if bucket.is_long else every
             given = None if self._given is None else self._given[:num_tokens]
-            packed = PackedBatch(token_ids[None], positions[None], slots, places, (group,), given)
+            packed = PackedBatch(
+                token_ids[None],
+                positions[None],
+                slots,
+                places,
+                (group,),
+                states=given,
+                adapters=adapters,
+            )
             logits, states = self._model(packed, self.cache)
             self._logits[: len(logits)].copy_(logits)
             if states is not None:

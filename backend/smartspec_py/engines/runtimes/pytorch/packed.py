@@ -59,7 +59,8 @@ class PackedBatch:
     """token_ids, positions: [1, N]. slots: [N]. wanted: [M] tokens whose logits are needed.
 
     `wanted` keeps the order of the inputs: first all logits of the first input, and so on.
-    states: [N, width], that a head reads. firsts: by row the index of its first token.
+    states: [N, width], that a head reads. firsts: by row the index of its first token. adapters:
+    [N], of the tokens, see `Adapters`; None if no token has one.
     """
 
     token_ids: torch.Tensor
@@ -69,6 +70,7 @@ class PackedBatch:
     groups: tuple[AttentionGroup, ...]
     states: torch.Tensor | None = None
     firsts: Mapping[int, int] = field(default_factory=dict)
+    adapters: torch.Tensor | None = None
 
     def tokens_of(self, row: RowInput) -> slice:
         """Where the tokens of an input are."""
@@ -89,6 +91,7 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
     token_ids = [token for item in ordered for token in item.tokens]
     positions = [position for item in ordered for position in item.positions]
     slots = [item.row * max_len + position for item in ordered for position in item.positions]
+    adapters = [item.adapter for item in ordered for _ in item.tokens]
     wanted = [
         firsts[item.row] + j
         for item in inputs
@@ -102,6 +105,7 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
         states=states_of(ordered),
         groups=tuple(_group(items, firsts[items[0].row], device) for items in together),
         firsts=firsts,
+        adapters=torch.tensor(adapters, device=device) if any(adapters) else None,
     )
 
 
