@@ -117,6 +117,7 @@ class Speculation:
                     sampling=request.sampling,
                     reuses_prefix=request.reuses_prefix,
                     grammar=request.grammar,
+                    adapter=request.adapter,
                 )
             )
         drafts = {}
