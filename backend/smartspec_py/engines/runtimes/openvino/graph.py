@@ -12,7 +12,7 @@ rounded to 8 bits in groups, see `runner`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,10 @@ class DecoderGraph:
         self.rotations = {
             kind: self._by_position(rotation_table(rotary, max_len, kind)) for kind in kinds
         }
-        self.own_columns = cache(self._own_columns)
+        if adapters.names:
+            columns = op.constant(adapters.columns.numpy())
+            own = op.gather(columns, self.inputs[OWN_ADAPTERS], _int(0))
+            self.own_columns = op.unsqueeze(own, _int(1))  # bool [N, 1, rank]
         self.widths = {
             name: layer.out_features
             for name, layer in model.named_modules()
@@ -331,22 +334,19 @@ class DecoderGraph:
     def _with_adapters(self, out: Any, names: Sequence[str], adapted: Sequence[str]) -> Any:
         """out: W x of these layers and then A x of the adapted ones, [N, 1, width]. Returns
         W x + B A x, with the A of each token's own adapter."""
-        widths = sum(self.widths[name] for name in names), len(adapted) * self.adapters.rank
-        product, inner = op.variadic_split(out, _int(-1), _ints(*widths)).outputs()
-        # Selected and not multiplied: infinity in the columns of another adapter becomes 0.
-        own = op.select(self.own_columns(len(adapted)), inner, _float(0.0))
-        matrices = [
-            self.adapters.joined(name)[1] if name in adapted else torch.empty(self.widths[name], 0)
-            for name in names
-        ]
-        joined = torch.block_diag(*matrices)  # type: ignore[no-untyped-call]
-        return op.add(product, op.matmul(own, self._stored(joined), False, True))
-
-    def _own_columns(self, num: int) -> Any:
-        """bool [N, 1, num * rank]: the columns of A x that belong to each token's own adapter, for
-        so many layers beside each other."""
-        table = op.constant(self.adapters.columns.repeat(1, num).numpy())
-        return op.unsqueeze(op.gather(table, self.inputs[OWN_ADAPTERS], _int(0)), _int(1))
+        ranks = [self.adapters.rank] * len(adapted)
+        widths = [self.widths[name] for name in names]
+        parts = op.variadic_split(out, _int(-1), _ints(*widths, *ranks)).outputs()
+        inner = dict(zip(adapted, parts[len(names) :], strict=True))
+        whole = []
+        for name, part in zip(names, parts, strict=False):
+            if name in inner:
+                # Selected and not multiplied: infinity of another adapter becomes 0.
+                own = op.select(self.own_columns, inner[name], _float(0.0))
+                matrix_b = self._stored(self.adapters.joined(name)[1])
+                part = op.add(part, op.matmul(own, matrix_b, False, True))
+            whole.append(part)
+        return whole[0] if len(whole) == 1 else op.concat(whole, -1)
 
     def _matrix(
         self, names: Sequence[str], num_rows: int | None = None, most_width: int | None = None
