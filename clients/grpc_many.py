@@ -30,6 +30,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smartspec")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--policy", help="none, fixed:K or goodput; default: the server's")
+    parser.add_argument("--lora", help="name of a LoRA adapter of the server")
     parser.add_argument("--concurrency", type=int, default=8, help="most requests in flight")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
     return parser.parse_args()
@@ -51,6 +52,9 @@ def request_inputs(item: dict[str, Any], arguments: argparse.Namespace) -> list[
     if arguments.policy is not None:
         policy = np.array(arguments.policy.encode(), dtype=np.object_)
         inputs.append(tensor("speculation_policy", "BYTES", policy))
+    if arguments.lora is not None:
+        name = np.array(arguments.lora.encode(), dtype=np.object_)
+        inputs.append(tensor("lora_name", "BYTES", name))
     return inputs
 
 

@@ -26,6 +26,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, help="the same seed gives the same text")
     parser.add_argument("--policy", help="none, fixed:K or goodput; default: the server's")
+    parser.add_argument("--lora", help="name of a LoRA adapter of the server")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds without a response")
     return parser.parse_args()
 
@@ -48,6 +49,8 @@ def request_inputs(arguments: argparse.Namespace) -> list[triton.InferInput]:
         inputs.append(tensor("seed", "UINT64", arguments.seed))
     if arguments.policy is not None:
         inputs.append(tensor("speculation_policy", "BYTES", arguments.policy.encode()))
+    if arguments.lora is not None:
+        inputs.append(tensor("lora_name", "BYTES", arguments.lora.encode()))
     return inputs
 
 

@@ -25,6 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, help="the same seed gives the same text")
     parser.add_argument("--policy", help="none, fixed:K or goodput; default: the server's")
+    parser.add_argument("--lora", help="name of a LoRA adapter of the server")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds without a response")
     return parser.parse_args()
 
@@ -37,6 +38,7 @@ def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
         "stream": True,
         "seed": arguments.seed,
         "speculation_policy": arguments.policy,
+        "lora_name": arguments.lora,
     }
     return {name: value for name, value in body.items() if value is not None}
 

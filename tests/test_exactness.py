@@ -72,8 +72,8 @@ def test_a_good_engine_shows_no_difference() -> None:
     said: list[str] = []
     target = FakeTarget(CAPABILITIES)
     with serving(fake_engine(target), CONFIG) as server:
-        reports = check_pair_exactness(server, REQUESTS, ARMS, 700, said.append)
-    assert said[0] == "reference without speculation"
+        reports = check_pair_exactness(server, reference(server, REQUESTS), ARMS, 700, said.append)
+    assert said[0] == "none, alone (run 1 of 6)"
     assert said[-1] == "mixed batch 3 of 3"
     assert [report.counts["tokens"] for report in reports[:3]] == [120, 120, 120]
     assert sum(report.counts["tokens"] for report in reports) == 720
@@ -88,7 +88,7 @@ def test_a_good_engine_shows_no_difference() -> None:
 def test_a_leaky_engine_is_found_at_its_first_difference() -> None:
     with serving(fake_engine(Leaky(CAPABILITIES)), CONFIG) as server:
         cases = reference(server, REQUESTS)
-        reports = check_pair_exactness(server, REQUESTS, ARMS, 1)
+        reports = check_pair_exactness(server, cases, ARMS, 1)
     none, fixed, *_ = reports
     assert not none.divergences
     assert len(fixed.divergences) == len(cases)

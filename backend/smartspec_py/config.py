@@ -7,7 +7,8 @@ docs/reference/engine-json.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.core.plan.planner import BatchTable, parse_policy
 from smartspec_py.defaults import (
     DEFAULT_CONTEXT_LEN,
@@ -46,10 +48,14 @@ class _Layer(BaseModel):
 
 
 IS_PATH = "path"
-"""Annotation of a key of `engine` whose value is a path, relative to the folder of engine.json."""
+"""Annotation of a key of `engine` whose value is a path, relative to the folder of engine.json, or
+whose values by name are paths."""
 
 LocalPath = Annotated[str, IS_PATH]
 OptionalPath = Annotated[str | None, IS_PATH]
+
+MAX_ADAPTERS = 16
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class EngineConfig(_Layer):
@@ -68,9 +74,24 @@ class EngineConfig(_Layer):
         raise NotImplementedError
 
     def paths(self) -> dict[str, str]:
-        """The values of all keys that are paths, without those that are not set."""
-        names = [name for name, key in type(self).model_fields.items() if IS_PATH in key.metadata]
-        return {name: path for name in names if (path := getattr(self, name))}
+        """The values of all keys that are paths, without those that are not set. Those of a key
+        with paths by name are called KEY.NAME."""
+        found: dict[str, str] = {}
+        for key, field in type(self).model_fields.items():
+            value = getattr(self, key) if IS_PATH in field.metadata else None
+            if isinstance(value, dict):
+                found |= {f"{key}.{name}": path for name, path in value.items()}
+            elif value:
+                found[key] = value
+        return found
+
+    def with_paths(self, paths: Mapping[str, str]) -> Self:
+        """A copy with these paths, which are called as in `paths`."""
+        changes: dict[str, Any] = {}
+        for called, path in paths.items():
+            key, _, name = called.partition(".")
+            changes[key] = {**changes.get(key, getattr(self, key)), name: path} if name else path
+        return self.model_copy(update=changes)
 
 
 class TorchEngineConfig(EngineConfig):
@@ -85,6 +106,9 @@ class TorchEngineConfig(EngineConfig):
     heads: OptionalPath = None
     """directory of Medusa heads, or of an EAGLE-3 head, that were trained for the target model. An
     EAGLE-3 head cannot be combined with a draft model."""
+    lora: Annotated[dict[str, str], IS_PATH, Field(max_length=MAX_ADAPTERS)] = {}
+    """LoRA adapters of the target: directories in PEFT's format, by the names that requests use.
+    Their ranks together are at most 512. Drafts are those of the target without them."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type of the computation. auto uses the checkpoint's type. On a CPU, auto uses float32, or
     bfloat16 if the processor multiplies bfloat16. OpenVINO computes in float32 if the processor
@@ -115,6 +139,17 @@ class TorchEngineConfig(EngineConfig):
     """on a GPU, pad passes and replay them as CUDA graphs."""
     profile_cache: OptionalPath = None
     """directory of measured step costs. null measures them at every start."""
+
+    @field_validator("lora")
+    @classmethod
+    def _names(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not ADAPTER_NAME.fullmatch(name) or name == MODEL_NAME:
+                raise ValueError(
+                    f"the name {name!r:.80} must be 1 to 64 letters, digits, dots, - and _, begin "
+                    f"with a letter or digit, and not be {MODEL_NAME}"
+                )
+        return value
 
 
 class TrtllmEngineConfig(EngineConfig):

@@ -26,7 +26,7 @@ from smartspec_launch import paths
 from smartspec_launch.address import Address
 from smartspec_launch.files import exposure, usable
 from smartspec_launch.foreground import run_in_foreground
-from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
+from smartspec_launch.gateway import OPENAI_PORT, OpenAi, adapter_names, tokenizer_dir
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import ServerConfig, read_config
@@ -67,7 +67,9 @@ def main() -> int:
 
 def openai_of(config: ServerConfig) -> OpenAi | None:
     port, folder = int(os.environ.get("SMARTSPEC_OPENAI_PORT", OPENAI_PORT)), tokenizer_dir(config)
-    return OpenAi(port, folder) if port and folder is not None else None
+    if not port or folder is None:
+        return None
+    return OpenAi(port, folder, adapters=adapter_names(config))
 
 
 def check_exposure(address: Address) -> None:

@@ -25,7 +25,7 @@ SCRATCH = MAX_LEN * NUM_ROWS
 def test_a_pass_by_hand() -> None:
     """Row 2 verifies two drafts from slot 5, and its keys begin at slot 1. Row 0 decodes. Three
     tokens of padding. A tile has two tokens."""
-    inputs = [RowInput(2, 5, [71, 72, 73], 2, first=1), RowInput(0, 0, [11], 1)]
+    inputs = [RowInput(2, 5, [71, 72, 73], 2, first=1, adapter=4), RowInput(0, 0, [11], 1)]
     made, firsts = lay_out(inputs, 8, Tiling(4, 2, 8), 10, 40)
     assert firsts == [0, 3]
     assert made[Line.TOKEN_ID].tolist() == [71, 72, 73, 11, 0, 0, 0, 0]
@@ -33,6 +33,7 @@ def test_a_pass_by_hand() -> None:
     assert made[Line.SLOT].tolist() == [25, 26, 27, 0, 40, 40, 40, 40]
     assert made[Line.FIRST_SLOT][:4].tolist() == [21, 21, 21, 0]
     assert made[Line.INPUT_SLOT][:4].tolist() == [25, 25, 25, 0]
+    assert made[Line.ADAPTER].tolist() == [4, 4, 4, 0, 0, 0, 0, 0]
     assert set(made[Line.SEEN].tolist()) == {-1}
     assert made[Line.SHORT_TILE][:3].tolist() == [0, 2, 3]
     assert made[Line.SHORT_COUNT].tolist() == [2, 1, 1, 0, 0, 0, 0, 0]

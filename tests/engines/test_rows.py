@@ -35,9 +35,11 @@ def fill(table: RowTable, sequence: int, text: str) -> int:
     return row.index
 
 
-def place(table: RowTable, sequence: int, text: str) -> tuple[int, int | None, int]:
+def place(
+    table: RowTable, sequence: int, text: str, adapter: str = ""
+) -> tuple[int, int | None, int]:
     """Row, source and number of tokens reused of a new sequence."""
-    placement = table.allocate(sequence, letters(text), len(text))
+    placement = table.allocate(sequence, letters(text), len(text), adapter=adapter)
     return placement.row.index, placement.source, placement.row.num_cached
 
 
@@ -185,8 +187,24 @@ def test_the_row_that_was_left_remembers_no_drafts() -> None:
     assert place(table, 5, "4bcdefghijXYZW") == (1, 4, 10)
 
 
+def test_keys_of_another_adapter_are_not_reused() -> None:
+    """Rows 0 to 4 have the same text, and the last one an adapter, with which it moves to row 0."""
+    table = RowTable(5)
+    for number in range(5):
+        adapter = "sql" if number == 4 else ""
+        assert place(table, number, LONG, adapter) == (number, None, 0)
+        table.row(number).num_cached = 11 if number == 4 else 0
+    for number in range(4):
+        table.release(number)
+    assert list(table.moves()) == [Move(4, 0, 11)]
+    assert place(table, 5, LONG)[2] == 0
+    assert place(table, 6, LONG, "other")[2] == 0
+    assert place(table, 7, LONG, "sql")[2] == 11
+
+
 class Buffer(RuleBasedStateMachine):
-    """What the caches do: a list of tokens for each row stands for its keys.
+    """What the caches do: a list of tokens for each row stands for its keys. Keys of an adapter are
+    other ones.
 
     Every copy and move that the table orders is carried out on the lists; a read writes tokens to
     the row, and a pass of drafts writes wrong tokens behind the known ones, as rejected drafts do.
@@ -199,11 +217,15 @@ class Buffer(RuleBasedStateMachine):
         self.table = RowTable(self.NUM_ROWS)
         self.keys: list[list[int]] = [[] for _ in range(self.NUM_ROWS)]
         self.tokens: dict[int, list[int]] = {}
+        self.adapters: dict[int, str] = {}
         self.num_made = 0
 
     def write(self, sequence: int, tokens: list[int]) -> None:
         row = self.table.row(sequence)
-        self.keys[row.index][row.num_cached :] = tokens
+        self.keys[row.index][row.num_cached :] = self.keys_of(sequence, tokens)
+
+    def keys_of(self, sequence: int, tokens: list[int]) -> list[int]:
+        return [token + 100 * len(self.adapters[sequence]) for token in tokens]
 
     @precondition(lambda self: len(self.tokens) < self.NUM_ROWS)
     @rule(
@@ -211,14 +233,18 @@ class Buffer(RuleBasedStateMachine):
         cut=st.integers(0, 14),
         rest=st.lists(st.integers(0, 1), min_size=1, max_size=5),
         most=st.none() | st.integers(0, 12),
+        adapter=st.sampled_from(["", "", "a"]),
     )
-    def allocate(self, stem: int, cut: int, rest: list[int], most: int | None) -> None:
+    def allocate(
+        self, stem: int, cut: int, rest: list[int], most: int | None, adapter: str
+    ) -> None:
         """Four stems of 14 tokens over the alphabet 0, 1; two of them part at their tenth token."""
         stems = ([0] * 14, [0] * 9 + [1] * 5, [1, 0] * 7, [1] * 14)
         tokens = stems[stem][:cut] + rest
         most = len(tokens) - 1 if most is None else min(most, len(tokens) - 1)
         self.num_made += 1
-        placement = self.table.allocate(self.num_made, tokens, most)
+        placement = self.table.allocate(self.num_made, tokens, most, adapter=adapter)
+        self.adapters[self.num_made] = adapter
         row = placement.row
         assert row.num_cached == 0 or MIN_REUSED <= row.num_cached <= most
         if placement.source is not None:
@@ -261,7 +287,8 @@ class Buffer(RuleBasedStateMachine):
     def rows_hold_what_they_say(self) -> None:
         for sequence, known in self.tokens.items():
             row = self.table.row(sequence)
-            assert self.keys[row.index][: row.num_cached] == known[: row.num_cached]
+            keys = self.keys_of(sequence, known[: row.num_cached])
+            assert self.keys[row.index][: row.num_cached] == keys
         check_table(self.table)
         assert len(self.table) == len(self.tokens)
 

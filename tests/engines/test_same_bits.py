@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_files import random_adapters, shapes_of
 from torch_models import VOCAB_SIZE
 from transformers import (
     Gemma3TextConfig,
@@ -59,6 +60,7 @@ CONFIGS = {
     "gemma3, window 50": Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=50),
     "phi3": Phi3Config(**SIZES, pad_token_id=0),
     "wide": LlamaConfig(**SIZES | {"intermediate_size": 4864}),
+    "200 rows": LlamaConfig(**SIZES | {"hidden_size": 200, "num_attention_heads": 4}),
 }
 
 
@@ -72,7 +74,9 @@ class Recorder(TorchTarget):
         weights: str,
         layers: tuple[int, ...] = (),
         kv_cache: str = "auto",
+        ranks: tuple[int, ...] = (),
     ) -> None:
+        """ranks: of adapters."""
         torch.manual_seed(0)
         of_weights = torch.bfloat16 if weights == "half" else dtype
         weights = "stored" if weights == "half" else weights
@@ -81,10 +85,12 @@ class Recorder(TorchTarget):
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
             state_layers=layers, weights=weights, kv_cache=kv_cache,
             num_threads=2,  # some products sum in another order only with several threads
+            adapters=random_adapters(shapes_of(model), ranks),
         )  # fmt: skip
         capabilities = TargetCapabilities(
-            MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE
-        )
+            MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE,
+            adapters=config.adapters.names,
+        )  # fmt: skip
         from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
         super().__init__(OpenVinoRunner(model, config), capabilities)
@@ -104,14 +110,15 @@ class Reference:
 
     def __init__(self, target: Recorder) -> None:
         self._target = target
-        self._found: dict[tuple[int, ...], tuple[list[int], torch.Tensor]] = {}
+        self._found: dict[tuple[int | str, ...], tuple[list[int], torch.Tensor]] = {}
 
-    def of(self, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
-        key = tuple(prompt)
+    def of(self, prompt: list[int], adapter: str = "") -> tuple[list[int], torch.Tensor]:
+        key = (adapter, *prompt)
         if key not in self._found:
             target, logits, text = self._target, [], list(prompt)
-            target.begin(SequenceStart(0, prompt, len(prompt), GREEDY, reuses_prefix=False))
-            work: Work = Prefill(0, key, 0, True)
+            start = SequenceStart(0, prompt, len(prompt), GREEDY, False, adapter=adapter)
+            target.begin(start)
+            work: Work = Prefill(0, tuple(prompt), 0, True)
             for _ in range(NUM_TOKENS):
                 target.submit([work])
                 [event] = target.poll(0)
@@ -126,8 +133,9 @@ class Reference:
 class Live:
     """A sequence of the random run."""
 
-    def __init__(self, prompt: list[int], tokens: list[int], num_read: int) -> None:
+    def __init__(self, prompt: list[int], tokens: list[int], num_read: int, adapter: str) -> None:
         self.prompt, self.tokens, self.num_read = prompt, tokens, num_read
+        self.adapter = adapter
 
 
 class RandomRun:
@@ -155,20 +163,22 @@ class RandomRun:
         """Admit, preempt or cancel."""
         rng = self.rng
         if len(self.live) < MAX_SEQUENCES and rng.random() < 0.5:
-            prompt = rng.choice(self.prompts)
-            self._begin(prompt, list(prompt))
+            prompt, names = rng.choice(self.prompts), self.target.capabilities.adapters
+            adapter = rng.choice(("", *names)) if names else ""
+            self._begin(prompt, list(prompt), adapter)
         if self.live and rng.random() < 0.1:
             sequence = rng.choice(list(self.live))
             one = self.live.pop(sequence)
             self.target.release(sequence)
             if rng.random() < 0.7:  # preempted
-                self._begin(one.prompt, one.tokens)
+                self._begin(one.prompt, one.tokens, one.adapter)
 
-    def _begin(self, prompt: list[int], tokens: list[int]) -> None:
+    def _begin(self, prompt: list[int], tokens: list[int], adapter: str) -> None:
         sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
-        num_read = self.target.begin(SequenceStart(sequence, tokens, len(prompt), GREEDY))
+        start = SequenceStart(sequence, tokens, len(prompt), GREEDY, adapter=adapter)
+        num_read = self.target.begin(start)
         self.num_reused += num_read
-        self.live[sequence] = Live(prompt, tokens, num_read)
+        self.live[sequence] = Live(prompt, tokens, num_read, adapter)
 
     def _work(self, sequence: int, one: Live) -> Work | None:
         if self.rng.random() < 0.3:
@@ -178,7 +188,7 @@ class RandomRun:
             num = min(num_unread, self.rng.choice([1, 2, 3, 31, 100, 400]))
             chunk = tuple(one.tokens[one.num_read :][:num])
             return Prefill(sequence, chunk, one.num_read, num == num_unread)
-        true = self.reference.of(one.prompt)[0][len(one.tokens) :]
+        true = self.reference.of(one.prompt, one.adapter)[0][len(one.tokens) :]
         num_drafts = min(self.rng.randrange(MAX_DRAFT_LEN + 1), len(true) - 1)
         drafts = [token if self.rng.random() < 0.9 else 0 for token in true[:num_drafts]]
         return Verify(sequence, tuple(drafts))
@@ -192,7 +202,7 @@ class RandomRun:
                 num_rows = int(item.is_last)
             else:
                 num_rows = len(item.drafts) + 1
-            text, expected = self.reference.of(one.prompt)
+            text, expected = self.reference.of(one.prompt, one.adapter)
             start = len(one.tokens) - len(one.prompt)
             for i, token in enumerate(event.tokens):
                 assert torch.equal(self.target.last_logits[first + i], expected[start + i]), (
@@ -229,6 +239,21 @@ def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype, weights
         check_bits(kind, dtype, weights, layers)
 
 
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("llama", "stored"), ("llama", "int4"), ("wide", "int8"), ("wide", "half"), ("phi3", "int8")],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_do_not_depend_on_the_adapters_of_others(
+    kind: str, dtype: torch.dtype, weights: str
+) -> None:
+    """Four adapters, one of them with an odd rank, and sequences without one."""
+    target = Recorder(kind, dtype, weights)
+    if target.runner.config.dtype != dtype:
+        pytest.skip(f"OpenVINO computes no {dtype} on this processor")
+    check_bits(kind, dtype, weights, ranks=(8, 13, 32, 64))
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3, heads of 64", "gemma3, window 50"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
@@ -245,9 +270,11 @@ def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
     check_bits(kind, dtype, "int8", kv_cache="u8")
 
 
-def test_a_few_passes_with_8_bit_weights() -> None:
-    """Some of more than 80 tokens, where a processor without VNNI would sum in another order."""
-    target, alone = (Recorder("llama", torch.float32, "int8") for _ in range(2))
+@pytest.mark.parametrize("kind", ["llama", "200 rows"])
+def test_a_few_passes_with_8_bit_weights(kind: str) -> None:
+    """Some of more than 80 tokens, where a processor without VNNI would sum in another order; or of
+    more than 64, with weights whose number of rows 32 does not divide."""
+    target, alone = (Recorder(kind, torch.float32, "int8") for _ in range(2))
     run = RandomRun(target, Reference(alone), seed=2)
     run.run(25)
     assert run.num_checked > 50
@@ -281,8 +308,9 @@ def check_bits(
     weights: str,
     layers: tuple[int, ...] = (),
     kv_cache: str = "auto",
+    ranks: tuple[int, ...] = (),
 ) -> None:
-    target, alone = (Recorder(kind, dtype, weights, layers, kv_cache) for _ in range(2))
+    target, alone = (Recorder(kind, dtype, weights, layers, kv_cache, ranks) for _ in range(2))
     run = RandomRun(target, Reference(alone), seed=1)
     run.run(200)
     assert run.num_checked > 400

@@ -19,6 +19,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import Event, TargetCapabilities, Work
+from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.local.cached_model import CachedModel
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.rows import RowTable
@@ -92,11 +93,11 @@ def make_runner(
     max_sequences: int = MAX_SEQUENCES,
     with_openvino: bool = False,
     kv_cache: str = "auto",
+    adapters: Adapters = NO_ADAPTERS,
 ) -> Runner:
     model.set_attn_implementation(ATTENTION_NAME)
-    config = RunnerConfig(
-        Path(), torch.device("cpu"), torch.float32, max_sequences, MAX_LEN, VOCAB_SIZE
-    )
+    cpu, dtype = torch.device("cpu"), torch.float32
+    config = RunnerConfig(Path(), cpu, dtype, max_sequences, MAX_LEN, VOCAB_SIZE, adapters=adapters)
     if with_openvino:
         from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from adapter_files import random_adapter, write_adapter
 from servers import TINY, fake_config, serving
 
 from smartspec_launch.address import free_address
-from smartspec_launch.gateway import OpenAi
+from smartspec_launch.gateway import OpenAi, adapter_names
 from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import (
@@ -16,6 +17,8 @@ from smartspec_py.config import (
     ServerConfig,
     TorchEngineConfig,
 )
+from smartspec_py.engines.checkpoints.adapters import linear_layers
+from smartspec_py.engines.checkpoints.config import load_config
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +32,22 @@ def torch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSer
     openai = OpenAi(free_address().http_port, TINY / "target")
     folder = tmp_path_factory.mktemp("torch")
     with serving(config, folder, aliases=ALIASES, openai=openai) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def lora_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The shipped target with an adapter that changes its texts."""
+    layers = linear_layers(load_config(TINY / "target", 256))
+    adapter = random_adapter("sql", layers, rank=8)
+    path = write_adapter(tmp_path_factory.mktemp("adapter"), adapter)
+    engine = TorchEngineConfig(
+        model=str(TINY / "target"), lora={"sql": str(path)}, dtype="float32", num_threads=1
+    )
+    limits = LimitsConfig(max_sequences=2, max_context_len=256, profile_s=0.0)
+    config = ServerConfig(engine=engine, limits=limits)
+    openai = OpenAi(free_address().http_port, TINY / "target", adapters=adapter_names(config))
+    with serving(config, tmp_path_factory.mktemp("lora"), openai=openai) as server:
         yield server
 
 

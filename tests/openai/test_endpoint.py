@@ -716,6 +716,36 @@ def test_api_keys() -> None:
         assert asked.get("/v1/models", headers=headers).status_code == status
 
 
+ADAPTER_BODIES = {
+    CHAT: {"messages": HELLO},
+    TEXTS: {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("path", ADAPTER_BODIES)
+def test_adapters_are_chosen_as_models(path: str) -> None:
+    model, body = Echo(), ADAPTER_BODIES[path]
+    asked = client(model, adapters=("sql", "chat"))
+    for name in ("sql", "smartspec"):
+        assert asked.post(path, json={**body, "model": name}).json()["model"] == name
+    assert asked.post(path, json=body).json()["model"] == "smartspec"
+    assert [fields.get("lora_name") for fields in model.asked] == ["sql", None, None]
+    missing = asked.post(path, json={**body, "model": "gpt"})
+    assert missing.status_code == 404
+    words = "model: got 'gpt', must be 'smartspec' or 'sql' or 'chat'"
+    assert missing.json()["error"]["message"] == words
+
+
+def test_adapters_are_listed_as_models() -> None:
+    asked = client(adapters=("sql", "chat"))
+    plain, sql, chat = asked.get("/v1/models").json()["data"]
+    assert [one["id"] for one in (plain, sql, chat)] == ["smartspec", "sql", "chat"]
+    assert (plain.get("parent"), sql["parent"]) == (None, "smartspec")
+    assert asked.get("/v1/models/sql").json() == sql
+
+
 def test_models_tokens_and_health() -> None:
     asked = client()
     (model,) = asked.get("/v1/models").json()["data"]

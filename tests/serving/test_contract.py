@@ -78,7 +78,8 @@ def test_ranges_word_what_they_check(
 
 
 REFUSALS = [
-    ("lora_task_id", "lora_task_id: not supported"),
+    ("lora_weights", "lora_weights: not supported"),
+    ("lora_task_id", "lora_task_id: unknown; use lora_name"),
     ("max_new_tokens", "max_new_tokens: unknown; use max_tokens"),
     ("top_k", "top_k: send it as a tensor (in JSON: a top-level key), not as a parameter"),
     ("temprature", "unknown parameter 'temprature': did you mean temperature?"),

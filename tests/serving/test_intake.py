@@ -149,6 +149,16 @@ def test_errors_name_field_value_and_range(fields: dict[str, Any], message: str)
     assert message in str(raised.value)
 
 
+def test_an_adapter_is_one_of_the_server() -> None:
+    engine = engine_with(adapters=("sql", "chat"))
+    assert receive(engine)[0].adapter == ""
+    assert receive(engine, adapter="chat")[0].adapter == "chat"
+    with pytest.raises(InvalidField, match="lora_name: got 'other', must be sql or chat"):
+        receive(engine, adapter="other")
+    with pytest.raises(InvalidField, match="lora_name: got 'sql', must be left out: this server"):
+        receive(adapter="sql")
+
+
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
@@ -288,3 +298,14 @@ def test_cohorts_are_by_workload_or_by_temperature() -> None:
     assert cohort() == "greedy"
     assert len({cohort(), cohort(temperature=0.2), cohort(temperature=0.9)}) == 3
     assert cohort(workload="mine") == cohort(workload="mine", temperature=0.9) == "workload mine"
+
+
+def test_cohorts_are_by_adapter() -> None:
+    engine = engine_with(adapters=("sql", "chat"))
+    fields: list[dict[str, Any]] = [{}, {"temperature": 0.9}, {"workload": "mine"}]
+    found = {
+        receive(engine, adapter=adapter, **each)[0].cohort
+        for adapter in (None, "sql", "chat")
+        for each in fields
+    }
+    assert len(found) == 9

@@ -146,7 +146,7 @@ class CheckReport:
 
 
 def reference(server: Server, requests: Iterable[GenerateParams]) -> list[CheckCase]:
-    """Each request alone, without speculation."""
+    """Each request alone, without speculation. Raises CheckError and RequestError."""
     cases = []
     for params in requests:
         plain = replace(NO_SPECULATION.applied(params), reuse_prefix=False)
@@ -209,7 +209,7 @@ def _raise_error(sink: LocalSink) -> None:
 
 def check_pair_exactness(
     server: Server,
-    requests: Sequence[GenerateParams],
+    cases: Sequence[CheckCase],
     arms: Sequence[CheckArm],
     min_tokens: int,
     say: Callable[[str], object] = lambda text: None,
@@ -217,8 +217,6 @@ def check_pair_exactness(
     """Compare at least min_tokens: once alone under each arm, then mixed until there are enough.
     say: told what comes next. Raises CheckError if a request fails, and RequestError if one is
     refused."""
-    say("reference without speculation")
-    cases = reference(server, requests)
     num_tokens = sum(len(case.tokens) for case in cases)
     # Every run compares the same tokens; no mixed batch would add any where there are none.
     num_runs = math.ceil(min_tokens / num_tokens) if num_tokens else 0

@@ -44,7 +44,7 @@ class AsciiPaths:
             with contextlib.suppress(OSError):
                 paths["profile_cache"].mkdir(parents=True, exist_ok=True)
         links = {name: str(self.of(path, name)) for name, path in paths.items()}
-        return config.model_copy(update={"engine": config.engine.model_copy(update=links)})
+        return config.model_copy(update={"engine": config.engine.with_paths(links)})
 
     def restored(self, text: str) -> str:
         """A text from Triton or the backend, with each link replaced by its original path."""

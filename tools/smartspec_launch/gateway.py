@@ -47,17 +47,23 @@ def tokenizer_dir(config: ServerConfig) -> Path | None:
     return Path(given) if given is not None and Path(given).is_dir() else None
 
 
+def adapter_names(config: ServerConfig) -> tuple[str, ...]:
+    """The names of the LoRA adapters of the served model."""
+    return tuple(getattr(config.engine, "lora", ()))
+
+
 @dataclass(frozen=True)
 class OpenAi:
     """How to serve the OpenAI routes. model_dir: of the target, with its tokenizer.
     chat_template: None uses that of the model. api_key_file: None uses the environment.
-    cors: origins whose pages may use them."""
+    cors: origins whose pages may use them. adapters: names of LoRA adapters."""
 
     port: int
     model_dir: Path
     chat_template: Path | None = None
     api_key_file: Path | None = None
     cors: Sequence[str] = ()
+    adapters: Sequence[str] = ()
 
     def url(self, address: Address) -> str:
         return f"http://{address.reach}:{self.port}/v1"

@@ -21,11 +21,11 @@ def run_dir(http_port: int) -> Path:
 
 def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
     """The configuration with absolute engine paths. Relative paths are resolved from `folder`. A
-    GGUF file becomes the folder that is made of it, but heads are in no such file. Raises
-    ConfigError."""
+    GGUF file becomes the folder that is made of it, but heads and adapters are in no such file.
+    Raises ConfigError."""
     found = {name: folder / path for name, path in config.engine.paths().items()}
     paths = {
-        name: str((path if name == "heads" else model_folder(path)).resolve())
+        name: str((path if name.startswith(("heads", "lora.")) else model_folder(path)).resolve())
         for name, path in found.items()
     }
-    return config.model_copy(update={"engine": config.engine.model_copy(update=paths)})
+    return config.model_copy(update={"engine": config.engine.with_paths(paths)})

@@ -87,6 +87,14 @@ class GenerateParams:
         "requests are grouped by temperature and verification",
         NAME,
     )
+    adapter: str | None = tensor(
+        None,
+        "name of the LoRA adapter that generates the text",
+        NAME,
+        name="lora_name",
+        default="the model without an adapter",
+        model_range="a name in `engine.lora` of engine.json",
+    )
     tpot_slo_ms: float | None = tensor(
         None,
         "target for the mean time per output token, in milliseconds; draft lengths are chosen to "

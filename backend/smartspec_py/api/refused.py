@@ -43,8 +43,8 @@ NEUTRAL = (
 """Tensors with only a neutral value."""
 
 _NAMES = {
-    "not supported": "early_stopping beam_search_diversity_rate lora_task_id lora_weights "
-    "lora_config prompt_embedding_table prompt_table_extra_ids prompt_vocab_size draft_input_ids "
+    "not supported": "early_stopping beam_search_diversity_rate lora_weights lora_config "
+    "prompt_embedding_table prompt_table_extra_ids prompt_vocab_size draft_input_ids "
     "draft_logits draft_acceptance_threshold top_p_min top_p_decay top_p_reset_ids "
     "runtime_top_p_min runtime_top_p_decay runtime_top_p_reset_ids lookahead_window_size "
     "lookahead_ngram_size lookahead_verification_set_size retention_token_range_starts "
@@ -63,6 +63,7 @@ _NAMES = {
     "unknown; use stop_words": "stop stop_words_list",
     "unknown; use bad_words": "bad_words_list",
     "unknown; use embedding_bias_words": "embedding_bias logit_bias",
+    "unknown; use lora_name": "lora_task_id",
     "unknown; use speculation_policy": "policy",
     "unknown; use request_priority": "priority",
     "unknown; use deadline_ms": "timeout",

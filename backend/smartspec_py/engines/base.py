@@ -137,6 +137,7 @@ class TargetCapabilities:
         max_sequences of max_context_len.
     unsupported: request fields (names in the API) that must keep their default values. Other
         values are rejected.
+    adapters: names of the LoRA adapters that a sequence may have.
     """
 
     max_sequences: int
@@ -149,6 +150,7 @@ class TargetCapabilities:
     bytes_per_token: int = 0
     max_cache_tokens: int | None = None
     unsupported: frozenset[str] = frozenset()
+    adapters: tuple[str, ...] = ()
 
     def can_verify(self, sampling: SamplingParams) -> bool:
         return not self.why_unverified(sampling)
@@ -183,7 +185,8 @@ class SequenceStart(NamedTuple):
     """A sequence that a target begins.
 
     tokens: all known ones; the first num_prompt are its prompt. reuses_prefix: whether it may use
-    cached tokens of other sequences. grammar: of its text, with `SamplingParams.is_guided`.
+    cached tokens of other sequences, if they have the same adapter. grammar: of its text, with
+    `SamplingParams.is_guided`. adapter: one of `TargetCapabilities.adapters`, or empty.
     """
 
     sequence: SequenceId
@@ -192,6 +195,7 @@ class SequenceStart(NamedTuple):
     sampling: SamplingParams
     reuses_prefix: bool = True
     grammar: Grammar | None = None
+    adapter: str = ""
 
 
 class Target(Protocol):
@@ -231,7 +235,7 @@ class DraftTask(NamedTuple):
     """A request for up to `draft_len` draft tokens that follow `tokens`.
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
-    reuses_prefix, grammar: see `SequenceStart`.
+    reuses_prefix, grammar, adapter: see `SequenceStart`.
     depth: of a tree of up to `draft_len` drafts, its longest path; 0 for a chain.
     """
 
@@ -242,6 +246,7 @@ class DraftTask(NamedTuple):
     sampling: SamplingParams
     reuses_prefix: bool = True
     grammar: Grammar | None = None
+    adapter: str = ""
     depth: int = 0
 
 

@@ -182,10 +182,10 @@ def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
     return f"NVIDIA driver {file.read_text().partition(chr(10))[0].strip()}"
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, config: str = "config.json") -> str:
     """A hash of a model directory: its config, and the names and sizes of its weight files, or
     where the weights are in a GGUF file."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256((folder / config).read_bytes())
     for path in folder.glob("gguf.json"):
         digest.update(path.read_bytes())
     for path in sorted(folder.glob("*.safetensors")):

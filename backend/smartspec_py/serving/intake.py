@@ -105,6 +105,7 @@ class Intake:
             policy=params.policy or self._policy,
             max_draft_len=self._max_draft_len(params, proposers),
             grammar=grammar,
+            adapter=params.adapter or "",
             proposers=proposers,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             cohort=_cohort(params, sampling),
@@ -130,6 +131,10 @@ class Intake:
             value = getattr(params, FIELDS[name])
             if value != getattr(_DEFAULT_PARAMS, FIELDS[name]):
                 raise InvalidField(name, value, "left out: this engine does not support it")
+        names = self._engine.target.capabilities.adapters
+        if params.adapter is not None and params.adapter not in names:
+            allowed = " or ".join(names) or "left out: this server has no LoRA adapters"
+            raise InvalidField("lora_name", params.adapter, allowed)
 
     def _prompt(self, params: GenerateParams) -> list[int]:
         """The tokens of the prompt, at least one."""
@@ -296,14 +301,17 @@ class Intake:
 
 
 def _cohort(params: GenerateParams, sampling: SamplingParams) -> str:
-    """The client's workload name, or a name for the verification and the temperature range.
+    """The adapter, and the client's workload name, or a name for the verification and the
+    temperature range.
 
-    Acceptance is lower at higher temperatures.
+    Acceptance is lower at higher temperatures, and with an adapter that changes the text much,
+    because drafts are those of the target without it.
     """
+    adapter = f"adapter {params.adapter}, " if params.adapter else ""
     if params.workload:
-        return f"workload {params.workload}"
+        return f"{adapter}workload {params.workload}"
     guided = ", guided" if sampling.is_guided else ""
     if sampling.is_greedy:
-        return f"greedy{guided}"
+        return f"{adapter}greedy{guided}"
     bucket = next((edge for edge in TEMPERATURE_EDGES if sampling.temperature <= edge), math.inf)
-    return f"{sampling.verification}, temperature up to {bucket}{guided}"
+    return f"{adapter}{sampling.verification}, temperature up to {bucket}{guided}"

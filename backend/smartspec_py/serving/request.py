@@ -72,6 +72,7 @@ class Request:
     tokens: prompt and generated tokens.
     max_draft_len: the request's largest draft length.
     grammar: that its text follows; None if it is free.
+    adapter: name of its LoRA adapter; empty if it has none.
     proposers: names of all proposers that may draft for it, in the order of a view's options.
         Empty if the request cannot use speculation.
     slo_s_per_token: see `SequenceView`.
@@ -94,6 +95,7 @@ class Request:
     policy: str
     max_draft_len: int
     grammar: Grammar | None = None
+    adapter: str = ""
     proposers: tuple[str, ...] = ()
     slo_s_per_token: float | None = None
     cohort: str = ""

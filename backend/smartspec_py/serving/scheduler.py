@@ -153,6 +153,7 @@ class Scheduler:
                 request.sampling,
                 reuses_prefix=request.reuses_prefix,
                 grammar=request.grammar,
+                adapter=request.adapter,
             )
         )
         if request.scheduled_s is None:

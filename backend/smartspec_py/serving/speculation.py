@@ -136,6 +136,7 @@ class Speculation:
                     sampling=request.sampling,
                     reuses_prefix=request.reuses_prefix,
                     grammar=request.grammar,
+                    adapter=request.adapter,
                     depth=option.depth,
                 )
             )

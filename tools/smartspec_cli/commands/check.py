@@ -18,6 +18,7 @@ from smartspec_bench.exactness import (
     CheckReport,
     check_pair_exactness,
     force_drafting,
+    reference,
 )
 from smartspec_bench.progress import Progress
 from smartspec_bench.prompts import MIXED, chat_template, generated
@@ -34,15 +35,16 @@ from smartspec_cli.commands.settings import (
     Config,
     Draft,
     Heads,
+    Lora,
     Model,
     engine_of,
     numbers_of,
     parsed,
     server_config,
 )
-from smartspec_launch.gateway import tokenizer_dir
+from smartspec_launch.gateway import adapter_names, tokenizer_dir
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import ServerConfig
+from smartspec_py.config import ServerConfig, TorchEngineConfig
 from smartspec_py.serving.request import RequestError
 from smartspec_testing.local import serving
 
@@ -56,6 +58,10 @@ LIMITS = {
     "profile_s": 0.0,  # the check plans with constant costs
 }
 NUM_SHOWN = 5
+
+MOST_BY_ROUNDING = 1e-3
+"""A log-probability in float32 differs at most so much from that of a merged model. Ten times the
+largest difference that was seen, with 30 layers."""
 
 PENALTIES: tuple[dict[str, Any], ...] = (
     {},
@@ -72,6 +78,7 @@ def check(
     model: Model = None,
     draft: Draft = None,
     heads: Heads = None,
+    lora: Lora = None,
     config: Config = None,
     settings: Changes = None,
     tokens: Annotated[
@@ -93,30 +100,45 @@ def check(
     in lower precision, rounding can change a text where two tokens are almost equally likely. The
     check of a small pair takes about a minute.
 
-    Prints PASS (exit code 0) or FAIL (1): a text or, with OpenVINO, a bit differs, or a policy
-    drafted nothing.
+    With LoRA adapters, the requests have none and each adapter in turn. Log-probabilities of their
+    texts are compared with those of the merged model, which PyTorch computes in float32.
+
+    Prints PASS (exit code 0) or FAIL (1): a text or, with OpenVINO, a bit differs, a policy drafted
+    nothing, or in float32 an adapter differs from its merged model by more than rounding.
     """
     check_outputs(json=json_file)
     engine = {"profile_cache": None}
-    checked = server_config(model, draft, heads, config, settings, engine=engine, limits=LIMITS)
+    checked = server_config(
+        model, draft, heads, config, settings, lora=lora, engine=engine, limits=LIMITS
+    )
     template = parsed("model", chat_template, tokenizer_dir(checked))
-    texts = [one.text for one in islice(generated(MIXED, seed, template), 4 * prompts)]
-    requests = _requests(texts, numbers_of(temperatures, "temperatures", 0, 100), seed)
-    reports, facts = _run(checked, requests, tokens)
+    adapters = (None, *adapter_names(checked))
+    num_texts = max(4 * prompts, len(adapters))
+    texts = [one.text for one in islice(generated(MIXED, seed, template), num_texts)]
+    chosen = numbers_of(temperatures, "temperatures", 0, 100)
+    requests = _requests(texts, chosen, seed, adapters)
+    reports, merged, facts = _run(checked, requests, tokens)
     console = result_console(json_file)
     compares_bits = str(facts.get("runtime")).startswith("OpenVINO")
-    summary = {"engine": dict(facts), **_summary(reports, compares_bits)}
+    is_exact = facts.get("runtime") in ("OpenVINO", "PyTorch") and facts.get("dtype") == "float32"
+    summary = {"engine": dict(facts), **_summary(reports, compares_bits, merged, is_exact)}
     console.print(_table(reports, summary))
     for one in summary["divergences"][:NUM_SHOWN]:
         where = f"{one['arm']}, {one['mode']}: token {one['index']}"
         console.print(f"{where} is {one['found']} instead of {one['expected']}", highlight=False)
+    for name, difference in merged.items():
+        text = f"adapter {name}: log-probabilities are those of the merged model within"
+        console.print(f"{text} {difference:.1e}", highlight=False)
     console.print(_verdict_line(summary), style="bold", highlight=False, soft_wrap=True)
     write_json(json_file, summary)
     raise typer.Exit(0 if summary["verdict"] == "PASS" else 1)
 
 
 def _requests(
-    texts: Sequence[str], temperatures: Sequence[float], seed: int
+    texts: Sequence[str],
+    temperatures: Sequence[float],
+    seed: int,
+    adapters: Sequence[str | None] = (None,),
 ) -> list[GenerateParams]:
     return [
         GenerateParams(
@@ -125,6 +147,7 @@ def _requests(
             temperature=temperature,
             seed=seed + index,
             return_log_probs=True,
+            adapter=adapters[index % len(adapters)],
             **PENALTIES[index % len(PENALTIES)],
         )
         for index, text in enumerate(texts)
@@ -145,18 +168,27 @@ def _arms(max_draft_len: int, names: Sequence[str]) -> list[CheckArm]:
 
 def _run(
     config: ServerConfig, requests: Sequence[GenerateParams], tokens: int
-) -> tuple[list[CheckReport], Mapping[str, object]]:
-    """The reports, and model, dtype, runtime and threads of the engine."""
+) -> tuple[list[CheckReport], dict[str, float], Mapping[str, object]]:
+    """The reports; by adapter the difference to its merged model; and model, dtype, runtime and
+    threads of the engine."""
+    merged: dict[str, float] = {}
     with Progress("loading models") as shown:
         engine = engine_of(config)
         arms = _arms(config.limits.max_draft_len, list(engine.proposers))
         with serving(engine, config) as server:
             force_drafting(server, config)
             try:
-                reports = check_pair_exactness(server, requests, arms, tokens, shown.update)
+                shown.update("reference without speculation")
+                cases = reference(server, requests)
+                reports = check_pair_exactness(server, cases, arms, tokens, shown.update)
             except (CheckError, RequestError) as error:
                 fail(str(error))
-    return reports, engine.facts
+        if isinstance(config.engine, TorchEngineConfig) and config.engine.lora:
+            from smartspec_bench.merged import merged_differences
+
+            shown.update("comparing adapters with merged models")
+            merged = merged_differences(config.engine, engine, cases)
+    return reports, merged, engine.facts
 
 
 def _table(reports: Sequence[CheckReport], summary: Mapping[str, Any]) -> Table:
@@ -178,8 +210,15 @@ def _table(reports: Sequence[CheckReport], summary: Mapping[str, Any]) -> Table:
     )
 
 
-def _summary(reports: Sequence[CheckReport], compares_bits: bool = False) -> dict[str, Any]:
-    """The JSON document. compares_bits: whether other bits alone make it a failure."""
+def _summary(
+    reports: Sequence[CheckReport],
+    compares_bits: bool = False,
+    merged: Mapping[str, float] | None = None,
+    is_exact: bool = False,
+) -> dict[str, Any]:
+    """The JSON document. compares_bits: whether other bits alone make it a failure. merged: see
+    `merged_differences`. is_exact: whether more than MOST_BY_ROUNDING makes it a failure."""
+    merged = merged or {}
     divergences = [one for report in reports for one in report.divergences]
     without_drafts = [
         f"{one.arm} {one.mode}"
@@ -189,11 +228,15 @@ def _summary(reports: Sequence[CheckReport], compares_bits: bool = False) -> dic
     sums = {f"num_{name}": sum(one.counts[name] for one in reports) for name in COUNTS}
     is_passed = sums["num_tokens"] > 0 and not divergences and not without_drafts
     is_passed &= not (compares_bits and sums["num_bits"])
+    wrong = [name for name, most in merged.items() if is_exact and not most <= MOST_BY_ROUNDING]
+    is_passed &= not wrong
     return {
         "verdict": "PASS" if is_passed else "FAIL",
         **sums,
         "num_diverged": len(divergences),
         "without_drafts": without_drafts,
+        "merged": dict(merged),
+        "unlike_merged": wrong,
         "divergences": [asdict(one) for one in divergences[:20]],
     }
 
@@ -214,4 +257,6 @@ def _verdict_line(summary: Mapping[str, Any]) -> str:
         parts.append("no text differs")
     if summary["without_drafts"]:
         parts.append(f"no drafts, nothing compared: {'; '.join(summary['without_drafts'])}")
+    if summary["unlike_merged"]:
+        parts.append(f"unlike the merged model: {', '.join(summary['unlike_merged'])}")
     return "; ".join(parts)

@@ -17,6 +17,7 @@ from smartspec_cli.commands.settings import (
     Config,
     Draft,
     Heads,
+    Lora,
     Model,
     engine_option,
     server_config,
@@ -25,12 +26,13 @@ from smartspec_launch import paths
 from smartspec_launch.address import Address, can_bind, taken_ports
 from smartspec_launch.files import exposure
 from smartspec_launch.foreground import run_in_foreground
-from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
+from smartspec_launch.gateway import OPENAI_PORT, OpenAi, adapter_names, tokenizer_dir
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import ModelRefusedError, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.engines.checkpoints.adapter_config import read_adapter_config
 from smartspec_py.engines.checkpoints.pair import check_pair_files
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 
@@ -46,6 +48,7 @@ def serve(
     model: Model = None,
     draft: Draft = None,
     heads: Heads = None,
+    lora: Lora = None,
     config: Config = None,
     settings: Changes = None,
     policy: Annotated[
@@ -123,7 +126,11 @@ def serve(
     engine = {"dtype": dtype, "weights": weights, "kv_cache": kv_cache, "runtime": runtime}
     models = (model, draft, heads, config, settings)
     checked = server_config(
-        *models, engine={**engine, "num_threads": num_threads}, policy=policy, explain=explain
+        *models,
+        lora=lora,
+        engine={**engine, "num_threads": num_threads},
+        policy=policy,
+        explain=explain,
     )
     openai = _openai(checked, address, openai_port, chat_template, api_key_file, cors)
     _check_aliases(alias or ())
@@ -187,7 +194,14 @@ def _openai(
             fail(f"--openai-port: got {port}, {rule}", USAGE_ERROR)
         if not can_bind(address.host, port):
             fail(f"--openai-port: cannot listen on {address.host} port {port}: choose another one")
-    return OpenAi(port or OPENAI_PORT, folder, chat_template, api_key_file, cors or ())
+    return OpenAi(
+        port or OPENAI_PORT,
+        folder,
+        chat_template,
+        api_key_file,
+        cors=cors or (),
+        adapters=adapter_names(config),
+    )
 
 
 def _check_aliases(names: Sequence[str]) -> None:
@@ -217,5 +231,7 @@ def _check_files(config: ServerConfig) -> None:
         check_pair_files(Path(engine.model), draft)
         if engine.heads is not None:
             check_heads(Path(engine.heads))
+        for folder in engine.lora.values():
+            read_adapter_config(Path(folder))
     except ModelError as error:
         fail(str(error), USAGE_ERROR)

@@ -35,6 +35,15 @@ Heads = Annotated[
     Path | None,
     _option(help="Directory of Medusa heads, or of an EAGLE-3 head, trained for the target model."),
 ]
+Lora = Annotated[
+    list[str] | None,
+    _option(
+        "--lora",
+        metavar="NAME=FOLDER",
+        help="LoRA adapter of the target in PEFT's format, which requests choose by its name. May "
+        "be repeated.",
+    ),
+]
 Config = Annotated[
     Path | None,
     _option(
@@ -75,6 +84,7 @@ def server_config(
     heads: Path | None,
     config: Path | None,
     changes: Sequence[str] | None,
+    lora: Sequence[str] | None = None,
     **defaults: Any,
 ) -> ServerConfig:
     """The configuration of the options, with absolute paths.
@@ -99,12 +109,24 @@ def server_config(
         for name, path in (("model", model), ("draft", draft), ("heads", heads)):
             if path is not None:
                 settings["engine"][name] = str(path.absolute())
+        settings["engine"]["lora"] = adapter_folders(lora or ())
     keys = set_keys(settings, changes or ())
     checked = checked_config(settings, keys)
     try:
         return paths.with_absolute_paths(checked, Path.cwd())
     except ConfigError as error:
         fail(str(error), USAGE_ERROR)
+
+
+def adapter_folders(given: Sequence[str]) -> dict[str, str]:
+    """The folders of `--lora NAME=FOLDER` by name. A wrong value ends the command."""
+    folders: dict[str, str] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not name or not folder or name in folders:
+            fail(f"--lora: got {text!r}, must be NAME=FOLDER, with each name once", USAGE_ERROR)
+        folders[name] = str(Path(folder).absolute())
+    return folders
 
 
 def set_keys(settings: dict[str, Any], changes: Sequence[str]) -> list[str]:
@@ -151,6 +173,8 @@ def checked_config(settings: dict[str, Any], keys: Sequence[str] = ()) -> Server
 def _name_of(place: Sequence[int | str], keys: Sequence[str]) -> str:
     """The name of the option that sets this place in the configuration."""
     path = ".".join(map(str, place))
+    if path.startswith("engine.lora"):
+        path = "engine.lora"
     if any(path.startswith(key) or key.startswith(path) for key in keys):
         return f"set: {path}"
     return path.rpartition(".")[2].replace("_", "-")

@@ -43,7 +43,7 @@ def openai_app(triton: Triton, limits: Limits, openai: OpenAi, metrics_url: str)
         keys = api_keys(openai.api_key_file)
     except (PromptError, OSError) as error:
         sys.exit(f"smartspec_gateway: {error}")
-    settings = Settings(MODEL_NAME, limits, keys, metrics_url)
+    settings = Settings(MODEL_NAME, limits, keys, metrics_url, openai.adapters)
     return create_app(Model(triton, MODEL_NAME), prompts, settings)
 
 
@@ -94,12 +94,13 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
 
     @app.get("/v1/models", dependencies=keyed)
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [endpoint.about_model()]}
+        names = endpoint.settings.names
+        return {"object": "list", "data": [endpoint.about_model(name) for name in names]}
 
     @app.get("/v1/models/{name}", dependencies=keyed)
     async def model_of(name: str) -> dict[str, Any]:
         endpoint.check_model(name)
-        return endpoint.about_model()
+        return endpoint.about_model(name)
 
     @app.post("/tokenize", dependencies=keyed, openapi_extra=body_schema(TokenizeRequest))
     async def tokenize(request: Request) -> dict[str, Any]:

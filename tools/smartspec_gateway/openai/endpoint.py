@@ -50,12 +50,19 @@ UINT64 = 1 << 64
 
 @dataclass(frozen=True)
 class Settings:
-    """name: of the model. api_keys: None if requests need no key. metrics_url: of Triton."""
+    """name: of the model. api_keys: None if requests need no key. metrics_url: of Triton.
+    adapters: names of LoRA adapters, which requests choose as `model`."""
 
     name: str
     limits: Limits
     api_keys: tuple[str, ...] | None = None
     metrics_url: str = ""
+    adapters: Sequence[str] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values of `model`."""
+        return (self.name, *self.adapters)
 
 
 class Endpoint:
@@ -79,12 +86,14 @@ class Endpoint:
             raise ApiError(401, message)
 
     def check_model(self, name: str | None) -> None:
-        if name not in (None, self.settings.name):
-            raise ApiError(404, f"model: got {name!r}, must be {self.settings.name!r}", "model")
+        if name is not None and name not in self.settings.names:
+            known = " or ".join(map(repr, self.settings.names))
+            raise ApiError(404, f"model: got {name!r:.80}, must be {known}", "model")
 
-    def about_model(self) -> dict[str, Any]:
-        about = {"id": self.settings.name, "object": "model", "created": self.begin_s}
-        return about | {"owned_by": "smartspec", "max_model_len": self.settings.limits.context_len}
+    def about_model(self, name: str) -> dict[str, Any]:
+        about = {"id": name, "object": "model", "created": self.begin_s}
+        about |= {"owned_by": "smartspec", "max_model_len": self.settings.limits.context_len}
+        return about | ({"parent": self.settings.name} if name != self.settings.name else {})
 
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
         if asked.max_tokens is not None and asked.max_completion_tokens is not None:
@@ -194,16 +203,16 @@ class Endpoint:
     def _of_chat(self, asked: ChatRequest) -> tuple[list[Fields], Answer]:
         tokens, is_in_reasoning = self._chat_prompt(asked.messages, asked)
         choices = self._choices(asked, "messages", [tokens], is_in_reasoning)
-        answer = Answer(
-            asked, self.settings.name, [len(tokens)], (), self.prompts.token_bytes, is_in_reasoning
-        )
+        name = asked.model or self.settings.name
+        answer = Answer(asked, name, [len(tokens)], (), self.prompts.token_bytes, is_in_reasoning)
         return choices, answer
 
     def _of_response(self, asked: ResponsesRequest) -> tuple[list[Fields], EventWriter, str]:
         chat = responses.chat_of(asked)
         choices, choice = self._of_translated(chat)
         num_prompt = len(choices[0]["input_ids"])
-        writer = ResponseWriter(asked, self.settings.name, num_prompt, choice, self.prompts.encode)
+        name = asked.model or self.settings.name
+        writer = ResponseWriter(asked, name, num_prompt, choice, self.prompts.encode)
         return choices, writer, chat.guide_field
 
     def _of_message(self, asked: MessagesRequest) -> tuple[list[Fields], EventWriter, str]:
@@ -213,7 +222,8 @@ class Endpoint:
             choices[0]["return_output_ids"] = True  # they tell which one ended the text
         num_prompt = len(choices[0]["input_ids"])
         token_bytes = self.prompts.token_bytes
-        writer = MessageWriter(asked, self.settings.name, num_prompt, choice, token_bytes)
+        name = asked.model or self.settings.name
+        writer = MessageWriter(asked, name, num_prompt, choice, token_bytes)
         return choices, writer, chat.guide_field
 
     def _of_translated(self, chat: ChatRequest) -> tuple[list[Fields], Choice]:
@@ -258,7 +268,8 @@ class Endpoint:
             echoes = list(zip(shown, firsts, strict=True))
         choices = self._choices(asked, "prompt", prompts)
         sizes = list(map(len, prompts))
-        answer = Answer(asked, self.settings.name, sizes, echoes, self.prompts.token_bytes)
+        name = asked.model or self.settings.name
+        answer = Answer(asked, name, sizes, echoes, self.prompts.token_bytes)
         return choices, answer
 
     def _choices(
@@ -293,6 +304,8 @@ class Endpoint:
     def _shared(self, asked: Generation) -> Fields:
         """The fields that are the same for all choices."""
         shared = asked.tensors()
+        if asked.model in self.settings.adapters:
+            shared["lora_name"] = asked.model
         has_echo = isinstance(asked, CompletionRequest) and asked.echo
         if words := asked.stop_words:
             shared["stop_words"] = words

@@ -135,7 +135,7 @@ class MessagesPrompt(IgnoredInMessages):
 
     names: ClassVar[Mapping[str, str]] = NAMES
 
-    model: str | None = Field(None, description="name of the model; the one that is served")
+    model: str | None = Field(None, description="name of the model, or of a LoRA adapter")
     messages: Annotated[list[Message], few(MAX_MESSAGES)] = Field(
         min_length=1,
         description="the conversation so far, as text or as blocks of the types text, tool_use, "

@@ -21,6 +21,7 @@ FIELDS = {
     "embedding_bias_words": "logit_bias",
     "return_token_log_probs": "logprobs",
     "return_prompt_log_probs": "echo",
+    "lora_name": "model",
 }
 """Tensors with other names than the fields that they come from."""
 

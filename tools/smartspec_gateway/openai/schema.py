@@ -162,7 +162,7 @@ class Ignored(Body):
 class Sampling(Body):
     """Fields of all requests that generate text."""
 
-    model: str | None = Field(None, description="name of the model; the one that is served")
+    model: str | None = Field(None, description="name of the model, or of a LoRA adapter")
     temperature: float = tensor("temperature", 1.0, ge=0, le=2)
     top_p: float = tensor("top_p", 1.0, ge=0, le=1)
     stop_token_ids: StopTokens | None = tensor("stop_token_ids")

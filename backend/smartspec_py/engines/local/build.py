@@ -17,6 +17,13 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.defaults import DRAFT_MODEL, HEADS, ConfigError
 from smartspec_py.engines.base import Proposer
+from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE
+from smartspec_py.engines.checkpoints.adapters import (
+    NO_ADAPTERS,
+    Adapters,
+    linear_layers,
+    load_adapter,
+)
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.pair import check_pair, has_window
@@ -131,6 +138,7 @@ def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Set
         weights=config.weights,
         kv_cache=config.kv_cache,
         num_threads=thread_count(config.num_threads),
+        adapters=_adapters(config, model, limits.context_len, folder),
     )
     medusa = eagle = None
     if config.heads is not None:
@@ -175,10 +183,23 @@ def _models(
     return model, draft
 
 
+def _adapters(config: TorchEngineConfig, model: Path, max_len: int, folder: Path) -> Adapters:
+    if not config.lora:
+        return NO_ADAPTERS
+    layers = linear_layers(load_config(model, max_len))
+    loaded = []
+    for name, path in config.lora.items():
+        with named(f"engine.lora.{name}"):
+            loaded.append(load_adapter(name, folder / path, layers))
+    with named("engine.lora"):
+        return Adapters(loaded)
+
+
 def _target(setup: _Setup) -> TorchTarget:
     limits, run_config = setup.limits, setup.run_config
     runner = load("engine.model", run_config, setup.config)
-    capabilities = stepwise_capabilities(limits, run_config.vocab_size, runner.bytes_per_token)
+    able = stepwise_capabilities(limits, run_config.vocab_size, runner.bytes_per_token)
+    capabilities = replace(able, adapters=run_config.adapters.names)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
@@ -186,7 +207,11 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
     """The draft model or the EAGLE head, which draft with passes of their own; None without either.
     Their weights are rounded as those of the target are."""
     run_config = replace(
-        setup.run_config, weights=target.config.weights, gives_hidden=False, state_layers=()
+        setup.run_config,
+        weights=target.config.weights,
+        gives_hidden=False,
+        state_layers=(),
+        adapters=NO_ADAPTERS,
     )
     limits, devices = setup.limits, setup.devices
     if setup.eagle is not None:
@@ -256,6 +281,10 @@ def _measured(
         f"{setup.devices.kinds}, {runner.config.dtype}, {setup.run_config.num_threads} threads",
         about,
         f"torch {torch.__version__}, transformers {transformers.__version__}",
+        *(
+            f"adapter {name}: {fingerprint(folder / path, CONFIG_FILE)}"
+            for name, path in config.lora.items()
+        ),
     ]
     has_trees = bool(setup.eagle or setup.medusa) and _verifies_trees(setup, runner)
     shape = _shape(limits, runner.bytes_per_token, has_trees=has_trees)
@@ -290,6 +319,7 @@ def _engine(
             run_config.max_len if _verifies_trees(setup, target.runner) else None,
         )
     about, dtype = _about(target, drafter), dtype_text(run_config.dtype, used.dtype)
+    about += run_config.adapters.text
     logger.info(
         "%s on %s: %s, %s, %d threads",
         run_config.path.name,

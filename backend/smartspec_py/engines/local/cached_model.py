@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.base import DraftTask, Grammar, SequenceStart
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.local.rows import Row, RowTable
 from smartspec_py.engines.runtimes.runner import Runner
@@ -48,11 +48,11 @@ class CachedModel(Generic[S]):
     def close(self) -> None:
         self._sequences.clear()
 
-    def _allocate(
-        self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, reuses_prefix: bool
-    ) -> Row:
+    def _allocate(self, start: SequenceStart | DraftTask, tokens: Sequence[int]) -> Row:
         """See `RowTable.allocate`. From now on, the caller may only append to `tokens`."""
-        row, source = self.rows.allocate(sequence, tokens, num_prompt, reuses_prefix)
+        row, source = self.rows.allocate(
+            start.sequence, tokens, start.num_prompt, start.reuses_prefix, start.adapter
+        )
         self.runner.cache.drop_row(row.index, row.num_cached if source is None else 0)
         if source is not None:
             self.runner.cache.copy_row(source, row.index, row.num_cached)

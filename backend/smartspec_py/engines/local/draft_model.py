@@ -159,7 +159,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         """The state of the sequence, updated with the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
-            row = self._allocate(task.sequence, task.tokens, task.num_prompt, task.reuses_prefix)
+            row = self._allocate(task, task.tokens)
             history = history_of(task.sampling, task.num_prompt, task.grammar)
             state = DraftSequence(row, history, num_valid=row.num_cached)
             self._sequences[task.sequence] = state

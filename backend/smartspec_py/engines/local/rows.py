@@ -6,7 +6,8 @@ needs no extra memory. Old prefixes are lost when their rows are needed for new 
 
 Only what was read as a prompt is reused, and only for a prompt: generated tokens are attended
 otherwise (`openvino.runner`), so their keys differ in the last bits from those of the same tokens
-in the prompt of a next turn. The text must not depend on which of them are cached.
+in the prompt of a next turn. The text must not depend on which of them are cached. For the same
+reason, only keys of the same LoRA adapter are reused.
 
 Rows in use should be adjacent, because a batch reads all rows between the lowest and the highest. A
 new sequence therefore takes one of the lowest `num_used + 1` rows. When ended sequences leave gaps,
@@ -36,7 +37,7 @@ MIN_SPREAD = 4
 @dataclass(slots=True)
 class Row:
     """tokens: of the sequence, a list that only grows; the first num_prompt are its prompt.
-    num_cached: how many of them the row holds.
+    num_cached: how many of them the row holds. adapter: that they were read with.
 
     owner: None if the row is free and only keeps old keys. last_used: number of allocations at the
     last use; the smallest is the oldest.
@@ -48,6 +49,7 @@ class Row:
     num_prompt: int = 0
     num_cached: int = 0
     last_used: int = 0
+    adapter: str = ""
 
 
 class Placement(NamedTuple):
@@ -87,20 +89,21 @@ class RowTable:
         tokens: Sequence[int],
         num_prompt: int,
         reuses_prefix: bool = True,
+        adapter: str = "",
     ) -> Placement:
         """Assign a row to a sequence with these tokens, and reuse the longest prefix of its prompt
-        that any row holds, except for the last token."""
+        that any row of this adapter holds, except for the last token."""
         assert sequence not in self._of, f"sequence {sequence} already has a row"
         assert len(self._of) < len(self._rows), "no row is free: admission must prevent this"
         most_reused = min(num_prompt, len(tokens) - 1) if reuses_prefix else 0
-        source, num_reused = self._best_source(tokens[:most_reused])
+        source, num_reused = self._best_source(tokens[:most_reused], adapter)
         near = self._rows[: len(self._of) + 1]
         row = min((row for row in near if row.owner is None), key=_oldest_memory)
         if source is not None and source.owner is None and source.index < len(near):
             row = source
         self._num_allocations += 1
         row.owner, row.tokens, row.num_prompt = sequence, tokens, num_prompt
-        row.num_cached = num_reused
+        row.num_cached, row.adapter = num_reused, adapter
         row.last_used = self._num_allocations
         self._of[sequence] = row
         copied = source is not None and source is not row
@@ -135,7 +138,7 @@ class RowTable:
             # The rows swap places, so that a sequence keeps its `Row`. The upper row still holds
             # the moved keys, without those of drafts after the known tokens.
             low.tokens, low.num_prompt = high.tokens, high.num_prompt
-            low.last_used = high.last_used
+            low.last_used, low.adapter = high.last_used, high.adapter
             low.num_cached = min(high.num_cached, len(high.tokens))
             self._rows[low.index], self._rows[high.index] = high, low
             low.index, high.index = high.index, low.index
@@ -147,10 +150,12 @@ class RowTable:
         spread = 1 + max(row.index for row in self._of.values())
         return spread > max(MIN_SPREAD, MAX_SPREAD * len(self._of))
 
-    def _best_source(self, tokens: Sequence[int]) -> tuple[Row | None, int]:
-        """The row with the longest common prefix with `tokens`, and its length; else (None, 0)."""
+    def _best_source(self, tokens: Sequence[int], adapter: str) -> tuple[Row | None, int]:
+        """The row of the adapter with the longest common prefix with `tokens`, and its length; else
+        (None, 0)."""
         best, most = None, 0
-        for row in self._rows if self._reuses_prefixes else ():
+        rows = self._rows if self._reuses_prefixes else ()
+        for row in (row for row in rows if row.adapter == adapter):
             common = _num_common(row.tokens, tokens, min(row.num_cached, row.num_prompt))
             if common > most or (common == most and best is not None and row.owner is None):
                 best, most = row, common

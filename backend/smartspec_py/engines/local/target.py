@@ -39,11 +39,12 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _TargetSequence(CachedSequence):
     """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the row
-    holds all of them but the last."""
+    holds all of them but the last. adapter: see `RowInput`."""
 
     tokens: list[int]
     num_prompt: int
     sampling: SamplingParams
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,19 @@ class TorchTarget(CachedModel[_TargetSequence]):
     def begin(self, start: SequenceStart) -> int:
         sequence, sampling, num_prompt = start.sequence, start.sampling, start.num_prompt
         known = list(start.tokens)
-        row = self._allocate(sequence, known, num_prompt, start.reuses_prefix)
+        row = self._allocate(start, known)
         if self.runner.config.state_layers and row.num_cached:
             row.num_cached -= 1  # a head reads the next token with the state at this one
         history = history_of(sampling, num_prompt, start.grammar)
         if history is not None:
             history.extend(known)
         self._sequences[sequence] = _TargetSequence(
-            row, history, tokens=known, num_prompt=num_prompt, sampling=sampling
+            row,
+            history,
+            tokens=known,
+            num_prompt=num_prompt,
+            sampling=sampling,
+            adapter=self.runner.config.adapters.index(start.adapter),
         )
         return row.num_cached
 
@@ -140,7 +146,9 @@ class TorchTarget(CachedModel[_TargetSequence]):
             num_again = int(num_prompt == 1 and work.start > 0)
             first = work.start - num_again
             known, num_prompt = state.tokens[first:end], num_prompt + num_again
-            read = RowInput(row.index, first, known, num_logits, num_prompt=num_prompt)
+            read = RowInput(
+                row.index, first, known, num_logits, num_prompt=num_prompt, adapter=state.adapter
+            )
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request, scored=scored, num_again=num_again)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
@@ -150,7 +158,14 @@ class TorchTarget(CachedModel[_TargetSequence]):
         tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
         return _Item(
             work.sequence,
-            RowInput(row.index, row.num_cached, tokens, len(tokens), parents=parents),
+            RowInput(
+                row.index,
+                row.num_cached,
+                tokens,
+                len(tokens),
+                parents=parents,
+                adapter=state.adapter,
+            ),
             VerifyRequest(
                 sampling,
                 position,

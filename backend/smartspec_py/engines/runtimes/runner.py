@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.checkpoints.config import key_shape
 
 PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
@@ -32,7 +33,7 @@ class RunnerConfig:
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
     weights, kv_cache: see `config.TorchEngineConfig`; weights of a loaded runner are not auto.
-    num_threads: of OpenVINO; PyTorch's own is set elsewhere.
+    num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class RunnerConfig:
     weights: str = "stored"
     kv_cache: str = "auto"
     num_threads: int = 1
+    adapters: Adapters = NO_ADAPTERS
 
     @property
     def weights_text(self) -> str:
@@ -63,7 +65,8 @@ class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
     `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
     `runtimes.openvino.runner`. first: the row's first slot with a key, and states: one for each
-    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`.
+    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`. adapter: see
+    `Adapters`.
 
     parents: of tokens that are a tree, for each token after the first the index of the token before
     it in this input, or -1 if it follows what the row holds before `position`, as the first token
@@ -78,6 +81,7 @@ class RowInput:
     first: int = 0
     states: torch.Tensor | None = None
     parents: Sequence[int] = ()
+    adapter: int = 0
 
     @property
     def slots(self) -> range:
@@ -217,7 +221,7 @@ class Runner(ABC):
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """Seconds of one pass, including the copy of the best tokens to the host. The pass
-        overwrites the rows that it uses.
+        overwrites the rows that it uses, and has an adapter if there are any.
 
         num_logits: see `Profilable`.
         """
@@ -227,8 +231,9 @@ class Runner(ABC):
         tokens = [0] * tokens_per_row
         wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
         num_prompt = 0 if num_logits is None else tokens_per_row
+        adapter = min(1, len(self.config.adapters.names))
         inputs = [
-            RowInput(row, position, tokens, wanted, num_prompt=num_prompt)
+            RowInput(row, position, tokens, wanted, num_prompt=num_prompt, adapter=adapter)
             for row in range(batch_size)
         ]
         start = time.perf_counter()

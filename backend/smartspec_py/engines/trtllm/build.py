@@ -38,10 +38,10 @@ from smartspec_py.engines.trtllm.target import TrtllmTarget
 
 logger = logging.getLogger(__name__)
 
-UNSUPPORTED = GUIDE_FIELDS | {"min_p", "return_prompt_log_probs"}
+UNSUPPORTED = GUIDE_FIELDS | {"min_p", "return_prompt_log_probs", "lora_name"}
 """Fields that no engine supports. An engine for external drafts ignores min_p, in all requests
 (`ExternalDraftTokensLayer`). How its guided decoding treats external drafts was never tried. The
-logits of prompts are never requested."""
+logits of prompts are never requested. LoRA adapters were never tried."""
 
 SCORES = frozenset({"return_log_probs", "return_token_log_probs"})
 """Fields that need the logits of generated tokens."""

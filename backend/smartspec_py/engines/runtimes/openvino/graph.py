@@ -22,6 +22,7 @@ import torch
 from openvino._offline_transformations import compress_model_transformation
 from openvino.op import _PagedAttentionExtension
 
+from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.runtimes.openvino.supported import (
     activation,
     attention_window,
@@ -49,6 +50,12 @@ TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
 LONGEST = "max_context_len"
 """A scalar, int32."""
 
+OWN_ADAPTERS = "own_adapters"
+"""A vector, int64: the adapter of each token, see `Adapters`. There is none without adapters."""
+
+MATRIX_A = ".lora_A"
+"""How the names of the adapters' matrices A end among the weights, behind the layer's name."""
+
 
 def cache_names(num_layers: int) -> list[str]:
     """Names of the cache inputs [num_blocks, kv_heads, BLOCK_LEN, head_dim]; a pass writes them. In
@@ -75,12 +82,14 @@ class DecoderGraph:
         num_threads: int,
         is_half: bool,
         most_width: int | None = None,
+        adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         """model: of Transformers; only its structure is used. num_bits: of the weights of products,
         8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
         have 8. max_len: number of positions. num_threads: threads that will run the graph. is_half:
         whether products have half precision. most_width: products with compressed weights are
-        computed in parts of at most this width; None computes each as a whole.
+        computed in parts of at most this width; None computes each as a whole. adapters: whose
+        matrices A are among the weights, see MATRIX_A.
         """
         config = model.config
         self.weights, self.num_bits, self.group = weights, num_bits, group
@@ -91,16 +100,27 @@ class DecoderGraph:
         self.memory: list[Any] = []
         self.marked = _marked()
         self.head_dim: int = model.model.layers[0].self_attn.head_dim
-        self.inputs = {name: _parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
+        self.adapters = adapters
+        types = INPUTS | ({OWN_ADAPTERS: np.int64} if adapters.names else {})
+        self.inputs = {name: _parameter(name, [-1], dtype) for name, dtype in types.items()}
         self.longest = _parameter(LONGEST, [], np.int32)
         self.caches = [
             _parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
             for name in cache_names(len(model.model.layers))
         ]
         rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
-        types = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
+        kinds = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
         self.rotations = {
-            kind: self._by_position(rotation_table(rotary, max_len, kind)) for kind in types
+            kind: self._by_position(rotation_table(rotary, max_len, kind)) for kind in kinds
+        }
+        if adapters.names:
+            columns = op.constant(adapters.columns.numpy())
+            own = op.gather(columns, self.inputs[OWN_ADAPTERS], _int(0))
+            self.own_columns = op.unsqueeze(own, _int(1))  # bool [N, 1, rank]
+        self.widths = {
+            name: layer.out_features
+            for name, layer in model.named_modules()
+            if isinstance(layer, torch.nn.Linear)
         }
 
     def build(
@@ -290,9 +310,11 @@ class DecoderGraph:
         return op.multiply(op.multiply(states, inverse), weight)
 
     def _linear(self, names: Sequence[str], states: Any, num_rows: int | None = None) -> Any:
-        """The product with the first num_rows rows of the joined weights, and the bias if there is
-        one."""
-        parts = self._matrix([f"{name}.weight" for name in names], num_rows, self.most_width)
+        """The product with the first num_rows rows of the joined weights, with what the adapters
+        add to it, and the bias if there is one."""
+        adapted = [name for name in names if name in self.adapters.layers]
+        weights = [f"{name}.weight" for name in names] + [name + MATRIX_A for name in adapted]
+        parts = self._matrix(weights, num_rows, self.most_width)
         widths = [part.get_output_shape(0)[1] for part in parts]
         inputs = [states]
         if len(parts) > 1:
@@ -302,10 +324,29 @@ class DecoderGraph:
             for given, weight in zip(inputs, parts, strict=True)
         ]
         out = reduce(op.add, products)
+        if adapted:
+            out = self._with_adapters(out, names, adapted)
         biases = [f"{name}.bias" for name in names]
         if biases[0] not in self.weights.tensors:
             return out
         return op.add(out, self._stored(self.weights.stored(*biases)))
+
+    def _with_adapters(self, out: Any, names: Sequence[str], adapted: Sequence[str]) -> Any:
+        """out: W x of these layers and then A x of the adapted ones, [N, 1, width]. Returns
+        W x + B A x, with the A of each token's own adapter."""
+        ranks = [self.adapters.rank] * len(adapted)
+        widths = [self.widths[name] for name in names]
+        parts = op.variadic_split(out, _int(-1), _ints(*widths, *ranks)).outputs()
+        inner = dict(zip(adapted, parts[len(names) :], strict=True))
+        whole = []
+        for name, part in zip(names, parts, strict=False):
+            if name in inner:
+                # Selected and not multiplied: infinity of another adapter becomes 0.
+                own = op.select(self.own_columns, inner[name], _float(0.0))
+                matrix_b = self._stored(self.adapters.joined(name)[1])
+                part = op.add(part, op.matmul(own, matrix_b, False, True))
+            whole.append(part)
+        return whole[0] if len(whole) == 1 else op.concat(whole, -1)
 
     def _matrix(
         self, names: Sequence[str], num_rows: int | None = None, most_width: int | None = None

@@ -9,7 +9,7 @@ that sum in different orders, so each kind of token is always computed by the sa
 - No product has a single row. A lone token is computed twice.
 - Products in float32 have no weights of half precision, see `graph`.
 - Without VNNI, products with weights of 8 and 4 bits are at most MOST_WIDTH wide and have at most
-  MOST_TOKENS rows.
+  MOST_TOKENS rows, or FEWER_TOKENS.
 - Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
   token that is left of a prompt.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
@@ -24,6 +24,7 @@ import contextlib
 import math
 import mmap
 import time
+from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -48,6 +49,8 @@ from smartspec_py.engines.runtimes.openvino.graph import (
     BLOCK_LEN,
     INPUTS,
     LONGEST,
+    MATRIX_A,
+    OWN_ADAPTERS,
     DecoderGraph,
     cache_names,
 )
@@ -80,6 +83,11 @@ in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in
 (with AVX2 from 4,224, with AVX512 from 2,304). So wider products are computed in parts, and larger
 passes in several. A pass of 1.0 B over one token then takes 1.1 of the time, and one over more
 tokens 0.75 to 0.97 (docs/research/performance.md)."""
+
+EVEN_ROWS, FEWER_TOKENS = 32, 64
+"""The same happens in passes of more than 64 tokens if a weight has a number of rows that 32 does
+not divide, such as the output layer of a vocabulary of 151,665 tokens (with AVX2, and products
+wider than 512)."""
 
 MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
@@ -147,8 +155,19 @@ class OpenVinoRunner(Runner):
         }
         of_model = weights or Weights(model.state_dict())
         is_half = config.dtype in HALF
+        matrices = {
+            f"{layer}{MATRIX_A}": config.adapters.joined(layer)[0].to(config.dtype)
+            for layer in config.adapters.layers
+        }
+        if matrices:
+            of_model = Weights(ChainMap(matrices, of_model.tensors))  # type: ignore[arg-type]
         is_bounded = num_bits > 0 and not has_vnni()
-        self._most_tokens = MOST_TOKENS if is_bounded else config.num_rows * config.max_len
+        self._most_tokens = config.num_rows * config.max_len
+        if is_bounded:
+            rows = {layer.out_features for layer in _linear_layers(model)}
+            rows |= {config.vocab_size, config.adapters.rank}
+            is_even = not any(num % EVEN_ROWS for num in rows)
+            self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
         graph = self._graph_class(
             model,
             of_model,
@@ -158,6 +177,7 @@ class OpenVinoRunner(Runner):
             num_threads=config.num_threads,
             is_half=is_half,
             most_width=MOST_WIDTH if is_bounded else None,
+            adapters=config.adapters,
         )
         built, self._memory = self._build(graph, model), graph.memory
         num_parameters = sum(weight.numel() for weight in model.parameters())
@@ -172,6 +192,9 @@ class OpenVinoRunner(Runner):
         """The one whose last pass was first comes first."""
         self._places = {parameter.any_name: i for i, parameter in enumerate(self.compiled.inputs)}
         """The index of each input. OpenVINO takes 2 us longer to find it."""
+        self._input_types: dict[str, Any] = {**INPUTS, LONGEST: np.int32}
+        if config.adapters.names:
+            self._input_types[OWN_ADAPTERS] = np.int64
         self._hidden_size: int = model.config.hidden_size
         self.cache = BlockCache(self.compiled, model, config)
         for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
@@ -295,17 +318,20 @@ class OpenVinoRunner(Runner):
             "block_indices": [block for of_part in blocks for block in of_part],
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
             LONGEST: max(ends),
+            OWN_ADAPTERS: [part.adapter for part in parts for _ in part.tokens],
         }
-        for name, dtype in (*INPUTS.items(), (LONGEST, np.int32)):
+        for name, dtype in self._input_types.items():
             request.set_input_tensor(self._places[name], ov.Tensor(np.asarray(given[name], dtype)))
 
 
 def _group(model: Any) -> int:
     """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
-    widths = {
-        module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear)
-    }
+    widths = {layer.in_features for layer in _linear_layers(model)}
     return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
+
+
+def _linear_layers(model: Any) -> list[torch.nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
 def _cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
@@ -345,9 +371,12 @@ def _bounded(parts: Parts, most: int) -> list[Parts]:
 def _parts(row: RowInput) -> list[RowInput]:
     """The tokens of an input by attention: those of a prompt together, others one by one."""
     first = row.num_prompt if row.num_prompt > 1 else 0
-    together = [RowInput(row.row, row.position, row.tokens[:first], 0)] if first else []
+    own = row.adapter
+    together = (
+        [RowInput(row.row, row.position, row.tokens[:first], 0, adapter=own)] if first else []
+    )
     return together + [
-        RowInput(row.row, row.position + i, row.tokens[i : i + 1], 0)
+        RowInput(row.row, row.position + i, row.tokens[i : i + 1], 0, adapter=own)
         for i in range(first, len(row.tokens))
     ]
 

@@ -27,6 +27,7 @@ from smartspec_py.engines.checkpoints.tensors import (
     types_of,
 )
 from smartspec_py.engines.device import on_device
+from smartspec_py.engines.runtimes.pytorch.adapters import AdaptedLayers
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
 from smartspec_py.engines.runtimes.pytorch.packed import (
@@ -80,12 +81,15 @@ class CausalModel(torch.nn.Module):
         self.config, self.model = model.config, model
         self._vocab_size, self._layers = config.vocab_size, config.state_layers
         self._gives_hidden = config.gives_hidden or bool(config.state_layers)
+        self._adapted = AdaptedLayers(model, config) if config.adapters.names else None
 
     def forward(
         self, packed: PackedBatch, cache: RowCache
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `PackedModel`."""
         cache.slots = packed.slots
+        if self._adapted is not None:
+            self._adapted.choose(packed.adapters)
         out = self.model.base_model(
             input_ids=packed.token_ids,
             position_ids=packed.positions,

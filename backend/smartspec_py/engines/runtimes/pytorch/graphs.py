@@ -255,6 +255,7 @@ class GraphRunner(PyTorchRunner):
                 context_len=shape.context_len,
             ),
             states=None if self._given is None else self._given[:num_tokens],
+            adapters=lines[Line.ADAPTER],
         )
 
         def run() -> None:

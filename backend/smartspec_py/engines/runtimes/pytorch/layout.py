@@ -52,6 +52,8 @@ class Line(IntEnum):
     SEEN = auto()
     """Bit j: whether it sees token j of its input, if that is not later. The last bit is also for
     all tokens after it. It sees all tokens before its input."""
+    ADAPTER = auto()
+    """See `Adapters`; 0 is none."""
     SHORT_TILE = auto()
     """The first token of a tile."""
     SHORT_COUNT = auto()
@@ -119,6 +121,7 @@ def lay_out(
         lines[Line.SLOT] += range(slot, slot + num_tokens)
         lines[Line.FIRST_SLOT] += [row_slot + item.first] * num_tokens
         lines[Line.INPUT_SLOT] += [slot] * num_tokens
+        lines[Line.ADAPTER] += [item.adapter] * num_tokens
         is_short = num_tokens <= SHORT
         step = tiling.short if is_short else tiling.long
         tiles = range(first, first + num_tokens, step)

@@ -80,13 +80,14 @@ class Attention(Protocol):
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
     """token_ids, positions: [1, N]. slots: [N], where their keys are written. states: [N, width],
-    that a head reads."""
+    that a head reads. adapters: [N], of the tokens, see `Adapters`; None if no token has one."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     attention: Attention
     states: torch.Tensor | None = None
+    adapters: torch.Tensor | None = None
 
 
 def pack(
@@ -112,12 +113,14 @@ def pack(
     token_ids = [token for item in ordered for token in item.tokens]
     positions = [position for item in ordered for position in item.positions]
     slots = [item.row * cache.max_len + slot for item in ordered for slot in item.slots]
+    adapters = [item.adapter for item in ordered for _ in item.tokens]
     packed = PackedBatch(
         token_ids=torch.tensor([token_ids], device=device),
         positions=torch.tensor([positions], device=device),
         slots=torch.tensor(slots, device=device),
         attention=PassAttention(groups, cache),
         states=states_of(ordered),
+        adapters=torch.tensor(adapters, device=device) if any(adapters) else None,
     )
     return packed, firsts
 
