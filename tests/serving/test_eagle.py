@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_served import MODEL, REQUESTS, TINY, config_of, served
+from heads_served import MODEL, REQUESTS, TINY, config_of, served, serving
 from safetensors.torch import save_file
 
+from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.defaults import HEADS, ConfigError
 from smartspec_py.serving.build import build_engine
+from smartspec_testing.local import LocalSink, generate
 
 WIDTH, DRAFTED = 128, 512
 
@@ -72,6 +74,22 @@ def test_texts_are_those_without_speculation(head: Path, runtime: str, kv_cache:
     assert [sink.tokens for sink in squeezed] == [sink.tokens for sink in plain]
     assert all(sink.progress.num_drafted > 0 for sink in found)
     assert num_preemptions > 0
+
+
+def test_texts_with_trees_are_those_without_speculation(head: Path) -> None:
+    """Passes of any size cost the same, so plans have large trees until the guard finds that they
+    do not pay. One client leaves."""
+    cost = CostModel(PassTable((1,), (1,), ((0.01,),)), PassTable((1,), (1,), ((1e-4,),)))
+    config = config_of(heads=str(head), runtime="torch")
+    plain, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
+    asked, gone = [replace(one, proposer=HEADS) for one in REQUESTS], LocalSink()
+    with serving(config, cost=cost) as server:
+        server.submit(asked[0], gone)
+        gone.is_gone = True
+        sinks = generate(server, asked, 120.0)
+        drafted = [num for record in server.loop.records for num in record.drafted.values()]
+    assert [sink.tokens for sink in sinks] == [sink.tokens for sink in plain]
+    assert sum(num > config.limits.max_draft_len for num in drafted) > 10
 
 
 def test_rejection_sampling_takes_the_heads_probabilities(head: Path) -> None:

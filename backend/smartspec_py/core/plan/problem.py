@@ -82,7 +82,8 @@ class PlanProblem:
         of the draft cache. Catch-up is needed once and benefits all later steps. It is therefore
         divided by the estimated number of remaining steps, remaining / TOKENS_PER_STEP.
     has_passes: [R], whether the option runs draft passes.
-    tree_depths: [R], see `DraftOption.depth`.
+    passes: [R, K + 1], the draft passes for k = 0..K: k, or the depth of a tree. has_trees: whether
+        any option is a tree.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
         from 0 to the maximum.
     pass_s: seconds of a draft pass, by its number of rows.
@@ -100,10 +101,11 @@ class PlanProblem:
     gains: Floats
     fixed_s: Floats
     has_passes: Bools
-    tree_depths: Ints
+    passes: Ints
     verify_s: Floats
     pass_s: Floats
     held_tokens: float
+    has_trees: bool = False
     limits_s: Floats | None = None
 
     @property
@@ -121,19 +123,16 @@ class PlanProblem:
         return self.survivals.shape[1]
 
     @cached_property
+    def most_passes(self) -> int:
+        return int(self.passes.max())
+
+    @cached_property
     def allowed_s(self) -> Floats:
         """Longest step, in seconds, in which a sequence meets its latency target, for each option
         and draft length; shape [R, K + 1]. It requires limits_s."""
         assert self.limits_s is not None
         allowed = self.limits_s[self.sequence_of][:, None] * (1.0 + np.maximum(self.gains, 0.0))
         return np.where(self.gains >= 0.0, allowed, IMPOSSIBLE)
-
-    @cached_property
-    def passes(self) -> Ints:
-        """Draft passes of each option and draft length; shape [R, K + 1]."""
-        lengths, depths = np.arange(self.depth + 1), self.tree_depths[:, None]
-        passes: Ints = np.where(depths > 0, depths * (lengths > 0), lengths)
-        return passes * self.has_passes[:, None]
 
     def expected(self, options: Ints, lengths: Ints) -> tuple[Floats, Floats]:
         """Tokens E and seconds T of one or more plans.
@@ -143,7 +142,7 @@ class PlanProblem:
         """
         add = np.add.reduce
         num_passes = self.passes[options, lengths]
-        rows = add(num_passes[..., None, :] > np.arange(num_passes.max())[:, None], axis=-1)
+        rows = add(num_passes[..., None, :] > np.arange(self.most_passes)[:, None], axis=-1)
         seconds = self.verify_s.take(add(lengths, axis=-1), mode="clip")
         seconds = seconds + add(self.pass_s[rows], axis=-1)
         seconds = seconds + add(self.fixed_s[options] * (lengths > 0), axis=-1)
@@ -164,7 +163,7 @@ class PlanProblem:
             gains=self.gains[options, : longest + 1],
             fixed_s=self.fixed_s[options],
             has_passes=self.has_passes[options],
-            tree_depths=self.tree_depths[options],
+            passes=self.passes[options, : longest + 1],
         )
 
 
@@ -204,6 +203,12 @@ def problem_of(
     survivals = _survivals(probs, max_lens.tolist())
     most = int(np.maximum.reduceat(max_lens, first_options).sum())
     num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
+    takes_passes = np.array(has_passes)
+    passes = takes_passes[:, None] * np.arange(survivals.shape[1] + 1)
+    has_trees = any(depths)
+    if has_trees:
+        of_trees = np.array(depths)[:, None]
+        passes = np.where((of_trees > 0) & (passes > 0), of_trees, passes)
     gains = np.zeros((len(options), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
@@ -224,11 +229,12 @@ def problem_of(
         survivals=survivals,
         gains=gains,
         fixed_s=fixed_s,
-        has_passes=np.array(has_passes),
-        tree_depths=np.array(depths),
+        has_passes=takes_passes,
+        passes=passes,
         verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
+        has_trees=has_trees,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
 

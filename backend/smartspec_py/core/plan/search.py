@@ -133,8 +133,10 @@ def _selections(problem: PlanProblem, price: float) -> Iterator[Ints]:
     for handicap in (0.0, problem.depth + 1.0):
         order = np.lexsort((best - handicap * problem.has_passes, problem.sequence_of))
         yield order[last]
+    if not problem.has_trees:
+        return
     worth += price * pass_s * problem.passes
-    for depth in np.unique(problem.tree_depths)[1:]:
+    for depth in np.unique(problem.passes[:, 1]):
         best = np.where(problem.passes <= depth, worth, IMPOSSIBLE).max(axis=1)
         yield np.lexsort((best, problem.sequence_of))[last]
 
@@ -156,9 +158,8 @@ def _best_lengths(problem: PlanProblem, price: float) -> tuple[Ints, float]:
         worth = np.where(np.arange(problem.depth) < problem.min_lens[:, None], np.inf, worth)
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(problem.max_lens.sum())]
     positions, sequences = np.divmod(slots, problem.num_sequences)
-    has_pass, tree_depths = problem.has_passes[sequences], problem.tree_depths[sequences]
     # A slot without a draft pass has level 0.
-    levels = np.where(tree_depths > 0, tree_depths, positions + 1) * has_pass
+    levels = problem.passes[sequences, positions + 1]
     depth, num_slots = int(levels.max(initial=0)), len(slots)
 
     # [d, n] is about the first n slots of the ranking, without those of levels above d.
@@ -169,14 +170,12 @@ def _best_lengths(problem: PlanProblem, price: float) -> tuple[Ints, float]:
 
     counts = summed(np.ones(num_slots)).astype(np.int64)
     rows = counts
-    if tree_depths.any():
+    if problem.has_trees:
         # The first node of a tree brings a row to all its passes. Depths that leave the tree out
         # count these rows, too: another selection of options has the plan without it.
-        numbers = np.arange(depth + 1)[:, None]
-        is_first = (numbers <= levels) & (positions == 0)
-        is_row = np.where(tree_depths > 0, is_first, numbers == levels)
+        numbers, before = np.arange(depth + 1)[:, None], problem.passes[sequences, positions]
         rows = np.zeros_like(counts)
-        rows[:, 1:] = np.add.accumulate(is_row & has_pass, axis=1)
+        rows[:, 1:] = np.add.accumulate((before < numbers) & (numbers <= levels), axis=1)
     seconds = np.zeros(counts.shape)
     seconds[1:] = problem.pass_s[rows[1:]]
     if problem.fixed_s.any():

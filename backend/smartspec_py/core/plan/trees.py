@@ -6,10 +6,11 @@ one is wrong, guess r of WIDTH is right with the probability
 
     q(d, 0) = p(d)        q(d, r) = (1 - p(d)) C share(r)   for r > 0
 
-and all guesses on the path to a node with the product of theirs. A verification accepts as many
-drafts as the path has that is right, so its expectation is the sum over all nodes of the tree. The
-best tree of n nodes therefore has the n most probable paths. A path is at most as probable as its
-beginning, so these nodes are a tree, and to the planner they are like the positions of a chain.
+and all guesses on the path to a node with the product of theirs. A verification accepts the drafts
+of the one path that is right, so the expected number of accepted drafts is the sum of these
+probabilities over all nodes. The best tree of n nodes therefore has the n most probable paths. A
+path is at most as probable as its beginning, so these nodes are a tree, and to the planner they are
+like the positions of a chain.
 
 The planner counts nodes. Which nodes these are, the proposer decides by its own probabilities.
 """
@@ -29,7 +30,7 @@ MAX_NODES = 63
 """Most drafts of a tree. With the last known token, these are the bits of one integer."""
 
 MAX_STEP_NODES = 256
-"""Most drafts of all trees of a step. Larger passes of a GPU take longer for each token."""
+"""Most drafts of all trees of a step. On a GPU, a token more makes larger passes longer."""
 
 WIDTH = 8
 """Guesses after one token, and tokens of each depth that further guesses may follow."""

@@ -246,8 +246,8 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
 def _verifies_trees(setup: _Setup, target: Runner) -> bool:
     """Whether the target reads trees of drafts."""
     windows = has_window(load_config(setup.run_config.path, setup.run_config.max_len))
-    can_read = target.runtime == PYTORCH and not windows
-    return can_read and setup.limits.max_draft_len > 0
+    has_room = setup.limits.max_draft_len > 0 and setup.run_config.max_len > MAX_NODES
+    return target.runtime == PYTORCH and has_room and not windows
 
 
 def _states_width(setup: _Setup) -> int:
@@ -361,7 +361,7 @@ def _with_context_len(
     return limits.model_copy(update={"max_context_len": length})
 
 
-def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool) -> ProfileShape:
+def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool = False) -> ProfileShape:
     fitting = MAX_PROFILED_BYTES // (limits.max_sequences * bytes_per_token)
     return ProfileShape(
         max_sequences=limits.max_sequences,

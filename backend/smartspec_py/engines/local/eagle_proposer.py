@@ -9,13 +9,14 @@ own keys of these tokens from its cache. If it never read them, it begins at the
 state and never sees the tokens before it. It also does so after its cache was dropped, and if more
 than KEPT_STATES tokens wait. This lowers acceptance but changes no text.
 
-For a tree, each pass after the first reads all nodes of the depths so far again that guesses
-follow, because a row has no keys of a part of a tree. They are few, and the head has one layer.
+For a tree, each pass after the first reads again all nodes of earlier depths that guesses follow:
+a token sees all keys before its input, so other branches must be in the same input. These nodes are
+few, and the head has one layer.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -237,17 +238,16 @@ class EagleProposer(DraftModelProposer):
 
     def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> None:
         """Trees of the same depth grow together."""
-        groups: dict[int, list[tuple[Drafting, torch.Tensor]]] = defaultdict(list)
         parts = torch.split(logits, [drafting.num_logits for drafting in draftings])
-        for drafting, part in zip(draftings, parts, strict=True):
-            groups[drafting.task.depth].append((drafting, part))
-        for pairs in groups.values():
-            group = [drafting for drafting, _ in pairs]
-            rows = torch.cat([part for _, part in pairs])
+        depths = {drafting.task.depth for drafting in draftings}
+        for depth in depths:
+            pairs = zip(draftings, parts, strict=True)
+            group, rows = zip(*[pair for pair in pairs if pair[0].task.depth == depth], strict=True)
+            of_group = logits if len(depths) == 1 else torch.cat(rows)
             if trees := [drafting for drafting in group if isinstance(drafting, _TreeDrafting)]:
-                self._grow(trees, rows)
+                self._grow(trees, of_group)
             else:
-                super()._draw(group, rows)
+                super()._draw(group, of_group)
 
     def _grow(self, group: Sequence[_TreeDrafting], logits: torch.Tensor) -> None:
         """Add a depth to trees of the same depth."""
