@@ -26,6 +26,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return not any("pytest.mark.gpu" in file.read_text(encoding="utf-8") for file in files) or None
 
 
+def pytest_unconfigure() -> None:
+    """Let pytest's summary be last: Triton's bindings may report leaks when this process ends."""
+    if "triton" in sys.modules:
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def servers_have_ended() -> Iterator[None]:
     """Those whose stop went on beside other tests, if there were any."""
