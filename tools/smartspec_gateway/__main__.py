@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import aiohttp
@@ -50,6 +51,7 @@ async def serve(
     replies_fd: the gateway's end of the reply channel; None if there is none.
     """
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ended = asyncio.Event()
     limits = Limits(max_connections=connections_for(num_files))
     replies = None if replies_fd is None else Replies(replies_fd)
     triton = Triton(address.triton_grpc_url, replies)
@@ -59,8 +61,8 @@ async def serve(
         v2 = V2(triton, session, address.triton_url)
         metrics = Metrics(session, address.triton_metrics_url)
         servers = [
-            _server(v2, address.host, address.http_port, limits, triton_error),
-            _server(metrics, address.host, address.metrics_port, limits, triton_error),
+            _server(v2, address.host, address.http_port, limits, triton_error, ended),
+            _server(metrics, address.host, address.metrics_port, limits, triton_error, ended),
         ]
         if openai is not None:
             # Imported here, because it loads tokenizers.
@@ -68,15 +70,11 @@ async def serve(
 
             app = openai_app(triton, limits, openai, address.triton_metrics_url)
             host, port = address.host, openai.port
-            servers.append(_server(app, host, port, limits, openai_error, openai.cors))
+            servers.append(_server(app, host, port, limits, openai_error, ended, openai.cors))
         await grpc_front.start(address.host, address.grpc_port)
 
-        def end(_: object) -> None:
-            for server in servers:
-                server.should_exit = True
-
         following = asyncio.create_task(_follow(lifeline, limits))
-        following.add_done_callback(end)
+        following.add_done_callback(lambda _: ended.set())
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
     await triton.close()
@@ -90,9 +88,11 @@ def _server(
     port: int,
     limits: Limits,
     error_body: ErrorBody,
+    ended: asyncio.Event,
     cors: Sequence[str] = (),
 ) -> uvicorn.Server:
-    """cors: origins whose pages may read the answers, refusals too."""
+    """ended: set when the server should end. cors: origins whose pages may read the answers,
+    refusals too."""
     protocol: Any = partial(BoundedProtocol, error_body, limits)
     guarded: Any = Guard(app, limits, error_body)
     if cors:
@@ -113,7 +113,22 @@ def _server(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    return uvicorn.Server(config)
+    return _Server(config, ended)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn looks ten times a second whether it should end. This one waits for an event."""
+
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ended, self._loop = ended, asyncio.get_running_loop()
+
+    async def main_loop(self) -> None:
+        await self._ended.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._ended.set)
 
 
 async def _follow(lifeline: int, limits: Limits) -> None:
