@@ -20,7 +20,7 @@ from smartspec_py.serving.metric_families import FAMILIES, Family, Kind
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason, StepRecord
 
-FLUSH_S = 0.25
+FLUSH_S = 1.0
 
 COST_PARTS = ("target_base", "target_slope", "draft")
 PREDICTORS = ("profile", "corrected")

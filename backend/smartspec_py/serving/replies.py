@@ -2,8 +2,8 @@
 
 On the way through Triton, a reply wakes seven threads of three processes, which takes 1 ms of
 processor time from the pass (docs/research/performance.md). So a launcher connects the backend with
-the gateway. Requests, their errors and their ends still pass through Triton, and clients of gRPC get
-all replies from Triton.
+the gateway. Requests, their errors and their ends still pass through Triton, and clients of gRPC
+get all replies from Triton.
 
     gateway to Triton       the request, with a key as its parameter KEY_PARAMETER
     backend to gateway      a line for each reply: the key, a space, and the outputs in JSON
