@@ -345,7 +345,7 @@ def test_metrics_that_are_due_with_a_message(stops: bool) -> None:
     desk.post(1, HELLO, finish_reason=FinishReason.LENGTH)
     desk.now = 100.0
     if stops:
-        desk.responder._queue.put(None)
+        desk.responder._queue.put([None])
         assert not desk.responder._turn()
         assert (sink.num_finals, len(shown)) == (1, num_shown)
         return

@@ -14,6 +14,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import BACKLOG, KEEP_ALIVE_S, Limits, connections_for
 from smartspec_gateway.protocol import BoundedProtocol
+from smartspec_gateway.replies import Replies
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.v2 import V2, Metrics
 from smartspec_launch.address import Address
@@ -41,19 +43,26 @@ def main() -> None:
     asyncio.run(serve(*from_json(sys.argv[1]), 0))
 
 
-async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
-    """Serve until `lifeline` is closed, which is a pipe that the parent process keeps open."""
+async def serve(
+    address: Address, openai: OpenAi | None, replies_fd: int | None, lifeline: int
+) -> None:
+    """Serve until `lifeline` is closed, which is a pipe that the parent process keeps open.
+
+    replies_fd: the gateway's end of the reply channel; None if there is none.
+    """
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ended = asyncio.Event()
     limits = Limits(max_connections=connections_for(num_files))
-    triton = Triton(address.triton_grpc_url)
+    replies = None if replies_fd is None else Replies(replies_fd)
+    triton = Triton(address.triton_grpc_url, replies)
     grpc_front = GrpcFront(address.triton_grpc_url, limits)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         v2 = V2(triton, session, address.triton_url)
         metrics = Metrics(session, address.triton_metrics_url)
         servers = [
-            _server(v2, address.host, address.http_port, limits, triton_error),
-            _server(metrics, address.host, address.metrics_port, limits, triton_error),
+            _server(v2, address.host, address.http_port, limits, triton_error, ended),
+            _server(metrics, address.host, address.metrics_port, limits, triton_error, ended),
         ]
         if openai is not None:
             # Imported here, because it loads tokenizers.
@@ -61,18 +70,16 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
 
             app = openai_app(triton, limits, openai, address.triton_metrics_url)
             host, port = address.host, openai.port
-            servers.append(_server(app, host, port, limits, openai_error, openai.cors))
+            servers.append(_server(app, host, port, limits, openai_error, ended, openai.cors))
         await grpc_front.start(address.host, address.grpc_port)
 
-        def end(_: object) -> None:
-            for server in servers:
-                server.should_exit = True
-
         following = asyncio.create_task(_follow(lifeline, limits))
-        following.add_done_callback(end)
+        following.add_done_callback(lambda _: ended.set())
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
     await triton.close()
+    if replies is not None:
+        replies.end()
 
 
 def _server(
@@ -81,9 +88,11 @@ def _server(
     port: int,
     limits: Limits,
     error_body: ErrorBody,
+    ended: asyncio.Event,
     cors: Sequence[str] = (),
 ) -> uvicorn.Server:
-    """cors: origins whose pages may read the answers, refusals too."""
+    """ended: set when the server should end. cors: origins whose pages may read the answers,
+    refusals too."""
     protocol: Any = partial(BoundedProtocol, error_body, limits)
     guarded: Any = Guard(app, limits, error_body)
     if cors:
@@ -104,7 +113,22 @@ def _server(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    return uvicorn.Server(config)
+    return _Server(config, ended)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn looks ten times a second whether it should end. This one waits for an event."""
+
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ended, self._loop = ended, asyncio.get_running_loop()
+
+    async def main_loop(self) -> None:
+        await self._ended.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._ended.set)
 
 
 async def _follow(lifeline: int, limits: Limits) -> None:

@@ -16,7 +16,9 @@ from rich.console import Console
 from smartspec_launch.triton_server import INTERRUPTS, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
-LOOK_S = 0.1
+LOOK_S = 0.5
+"""Longest wait for the backend's next beat, which comes more often, or for the end of its link."""
+
 READY_S = 2.0
 """Between two checks. MAX_MISSES checks take longer than the link needs to find the reason."""
 

@@ -69,19 +69,19 @@ class OpenAi:
         return f"http://{address.reach}:{self.port}/v1"
 
 
-def as_json(address: Address, openai: OpenAi | None) -> str:
-    """The argument of the process."""
+def as_json(address: Address, openai: OpenAi | None, replies_fd: int | None = None) -> str:
+    """The argument of the process. replies_fd: its end of the reply channel."""
     given = {"address": asdict(address), "openai": openai and asdict(openai)}
-    return json.dumps(given, default=str)
+    return json.dumps(given | {"replies_fd": replies_fd}, default=str)
 
 
-def from_json(text: str) -> tuple[Address, OpenAi | None]:
+def from_json(text: str) -> tuple[Address, OpenAi | None, int | None]:
     """The values of `as_json`."""
     given = json.loads(text)
     openai = given["openai"]
     for name in ("model_dir", "chat_template", "api_key_file") if openai else ():
         openai[name] = openai[name] and Path(openai[name])
-    return Address(**given["address"]), openai and OpenAi(**openai)
+    return Address(**given["address"]), openai and OpenAi(**openai), given["replies_fd"]
 
 
 class Gateway:
@@ -89,11 +89,15 @@ class Gateway:
 
     name = "The gateway"
 
-    def __init__(self, address: Address, openai: OpenAi | None, log: IO[bytes]) -> None:
+    def __init__(
+        self, address: Address, openai: OpenAi | None, replies_fd: int, log: IO[bytes]
+    ) -> None:
+        """replies_fd: see `as_json`."""
         self._address, self._openai = address, openai
         self._process = subprocess.Popen(
             # -P: no module is imported from the working directory.
-            [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai)],
+            [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai, replies_fd)],
+            pass_fds=[replies_fd],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -43,7 +43,7 @@ class OfflineLoop:
         self._has_messages = False
         self._on_update, self._on_step, self._on_state = on_update, on_step, on_state
         self.loop = StepLoop(
-            target, proposers, cost, budget, self.inbox, prefill_chunk, self._on_message, now
+            target, proposers, cost, budget, self.inbox, prefill_chunk, self._on_messages, now
         )
 
     def put(self, request: Request) -> None:
@@ -61,10 +61,11 @@ class OfflineLoop:
         self.loop.step()
         self.loop.flush()
 
-    def _on_message(self, message: Update | StepRecord | LoopState) -> None:
-        if isinstance(message, StepRecord):
-            self._on_step(message)
-        elif isinstance(message, Update):
-            self._on_update(message)
-        else:
-            self._on_state(message)
+    def _on_messages(self, *messages: Update | StepRecord | LoopState) -> None:
+        for message in messages:
+            if isinstance(message, StepRecord):
+                self._on_step(message)
+            elif isinstance(message, Update):
+                self._on_update(message)
+            else:
+                self._on_state(message)

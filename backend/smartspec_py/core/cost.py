@@ -141,6 +141,8 @@ class CostModel:
 
     def target_s(self, batch_size: int, num_tokens: int, context_len: float) -> float:
         """Seconds of a target pass over `num_tokens` tokens in total."""
+        if num_tokens == batch_size:  # without drafts, which each step asks for
+            return max(self.target_base * self.target.one_token_s(batch_size, context_len), 0.0)
         return float(self.targets_s(batch_size, np.array([num_tokens]), context_len)[0])
 
     def targets_s(self, batch_size: int, num_tokens: Floats, context_len: float) -> Floats:

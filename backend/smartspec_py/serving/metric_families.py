@@ -78,11 +78,11 @@ ACCEPTED_AT = _counter(
 )
 ACCEPTANCE_LENGTH = _gauge(
     "spec_decode_acceptance_length",
-    "Mean tokens per verification, including the target's own, in the last 0.25 s with any",
+    "Mean tokens per verification, including the target's own, in the last second with any",
 )
 PROPOSED_LENGTHS = _histogram(
     "spec_decode_proposed_length_tokens",
-    "Mean drafts per decoding sequence in a step; one step per 0.25 s",
+    "Mean drafts per decoding sequence in a step; one step per second",
     _LENGTHS,
 )
 DISABLED_STEPS = _counter("spec_decode_disabled_steps_total", "Steps of a sequence without drafts")
@@ -97,7 +97,7 @@ STEP_PREDICTED = _gauge(
     "step_latency_predicted_seconds", "Mean step time that plans expected of the same steps"
 )
 STEP_LATENCY = _histogram(
-    "step_latency_seconds", "Duration of a step; one step per 0.25 s", _STEP_S
+    "step_latency_seconds", "Duration of a step; one step per second", _STEP_S
 )
 STEP_TIME = _counter("step_time_seconds_total", "Time spent in decoding steps")
 DECIDED = _counter(

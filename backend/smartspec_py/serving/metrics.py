@@ -20,7 +20,7 @@ from smartspec_py.serving.metric_families import FAMILIES, Family, Kind
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason, StepRecord
 
-FLUSH_S = 0.25
+FLUSH_S = 1.0
 
 COST_PARTS = ("target_base", "target_slope", "draft")
 PREDICTORS = ("profile", "corrected")
@@ -50,7 +50,7 @@ class Meter:
         self._gauges: dict[Series, float] = {}
         self._shown: dict[Series, float] = {}
         self._observations: list[tuple[Series, float]] = []
-        self._samples: dict[Series, float] = {}  # histograms of steps: the last step of each flush
+        self._last_step: StepRecord | None = None  # since the last flush
         self._state = LoopState()
         self._verified: Counter[tuple[int, int]] = Counter()
         self._planned: list[StepRecord] = []
@@ -58,19 +58,17 @@ class Meter:
         self._set(families.CONFIG_INFO, 1.0, method, str(k_max), policy)
 
     def add_step(self, step: StepRecord) -> None:
+        self._last_step = step
         self._verified.update(step.verifications)
         self._count(families.DISABLED_STEPS, step.num_undrafted)
         self._count(families.PROMPT_TOKENS, step.num_prefill_tokens)
         self._count(families.GENERATION_TOKENS, step.num_generated)
         self._count(families.DRAFT_TIME, step.draft_s)
         self._count(families.VERIFY_TIME, step.target_s)
-        self._samples[families.STEP_LATENCY, ()] = step.total_s
-        if num_decoding := len(step.verifications) + step.num_undrafted:
-            self._samples[families.PROPOSED_LENGTHS, ()] = step.num_drafted / num_decoding
         if step.batch_size:
             self._count(families.STEP_TIME, step.total_s)
-            cost = step.decision.cost
             self._count(families.DECIDED, 1, step.decision.reason)
+            cost = step.decision.cost
             factors = (cost.target_base, cost.target_slope, cost.draft_factor)
             for part, factor in zip(COST_PARTS, factors, strict=True):
                 self._set(families.COST_FACTOR, factor, part)
@@ -118,7 +116,7 @@ class Meter:
     @property
     def due_s(self) -> float | None:
         """When to flush next. None if there is nothing to flush."""
-        has_values = self._counts or self._gauges or self._samples or self._observations
+        has_values = self._counts or self._gauges or self._last_step or self._observations
         return self._last_flush_s + FLUSH_S if has_values else None
 
     def flush_if_due(self, sink: MetricSink, now_s: float) -> None:
@@ -131,10 +129,10 @@ class Meter:
         self._last_flush_s = now_s
         self._count_verifications()
         self._set_goodput()
+        self._show_step()
         gauges = {s: value for s, value in self._gauges.items() if self._shown.get(s) != value}
-        changes = [*self._counts.items(), *gauges.items(), *self._samples.items()]
-        changes += self._observations
-        for pending in (self._counts, self._gauges, self._samples, self._observations):
+        changes = [*self._counts.items(), *gauges.items(), *self._observations]
+        for pending in (self._counts, self._gauges, self._observations):
             pending.clear()
         self._shown |= gauges
         for (family, labels), value in changes:
@@ -153,6 +151,16 @@ class Meter:
             for position in range(1, accepted + 1):
                 self._count(families.ACCEPTED_AT, num, str(position))
         self._verified.clear()
+
+    def _show_step(self) -> None:
+        """Histograms of steps have the last step of each flush."""
+        step, self._last_step = self._last_step, None
+        if step is None:
+            return
+        self._observations.append(((families.STEP_LATENCY, ()), step.total_s))
+        if num_decoding := len(step.verifications) + step.num_undrafted:
+            length = step.num_drafted / num_decoding
+            self._observations.append(((families.PROPOSED_LENGTHS, ()), length))
 
     def _set_goodput(self) -> None:
         """Compare plans with results, over the steps since the last flush."""

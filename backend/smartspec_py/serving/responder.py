@@ -7,12 +7,13 @@ exactly one final response, even after errors.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from smartspec_py.api.inputs import GenerateParams
@@ -90,7 +91,7 @@ class Responder:
         self._clock = clock
         self._watch = watch
         self._on_step = on_step
-        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[_Message | None]] = queue.SimpleQueue()
         self._refusals: list[Refusal] = []
         self._refusing = threading.Lock()
         self._open: dict[SequenceId, ResponseState] = {}
@@ -104,7 +105,7 @@ class Responder:
 
     def stop(self, timeout_s: float) -> None:
         """Send what is queued, end the thread, then fail what is still open."""
-        self._queue.put(None)
+        self._queue.put([None])
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.error("a client blocked the responder for more than %.0f s", timeout_s)
@@ -117,9 +118,10 @@ class Responder:
         """Requests whose last response was not sent yet. May be read by any thread."""
         return len(self._open)
 
-    def post(self, message: ResponseState | Update | StepRecord | LoopState) -> None:
-        """A `ResponseState` comes before the updates of its sequence."""
-        self._queue.put(message)
+    def post(self, *messages: ResponseState | Update | StepRecord | LoopState) -> None:
+        """A `ResponseState` comes before the updates of its sequence. Messages that are posted
+        together wake the thread once."""
+        self._queue.put(messages)
 
     def refuse(
         self, sink: Sink, code: ErrorCode, message: str, due_s: float = -math.inf
@@ -129,7 +131,7 @@ class Responder:
         refusal = Refusal(due_s, sink, code, message)
         with self._refusing:
             self._refusals.append(refusal)
-        self._queue.put(lambda: None)  # wakes the thread
+        self._queue.put([])  # wakes the thread
         return refusal
 
     def withdraw(self, refusal: Refusal) -> bool:
@@ -141,12 +143,12 @@ class Responder:
 
     def answer(self, sink: Sink, reply: Callable[[], Reply]) -> None:
         """Answer a request that the loop never had. reply: called in the responder's thread."""
-        self._queue.put(lambda: _has_run(UNSENT, lambda: sink.send(reply())))
+        self._queue.put([lambda: _has_run(UNSENT, lambda: sink.send(reply()))])
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail all open requests and all requests posted later. Used if the loop cannot do it."""
         self._failure = code, message
-        self._queue.put(lambda: None)  # wakes the thread
+        self._queue.put([])  # wakes the thread
 
     def _run(self) -> None:
         while self._turn():
@@ -193,12 +195,11 @@ class Responder:
     def _take(self) -> list[_Message | None]:
         """All queued messages. Waits for the first one, or until the next timed task is due."""
         messages: list[_Message | None] = []
-        try:
-            messages.append(self._queue.get(timeout=self._wait_s()))
+        with contextlib.suppress(queue.Empty):
+            messages += self._queue.get(timeout=self._wait_s())
             while True:
-                messages.append(self._queue.get_nowait())
-        except queue.Empty:
-            return messages
+                messages += self._queue.get_nowait()
+        return messages
 
     def _wait_s(self) -> float | None:
         due_s = [self._next_check_s] if self._open else []
