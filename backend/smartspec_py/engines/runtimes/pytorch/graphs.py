@@ -231,11 +231,10 @@ class GraphRunner(PyTorchRunner):
 
     def _captured(self, shape: Shape) -> Replay:
         """Capture a pass. This overwrites the staged inputs."""
-        self._stage([], shape.num_tokens)  # so that warm-up passes write to no row
         body = self._body(shape)
         if self._pool is None:
-            body()  # a dry run, after one warm-up pass as before a capture
             return body
+        self._stage([], shape.num_tokens)  # so that warm-up passes write to no row
         return _capture(body, self.config.device, self._pool)
 
     def _body(self, shape: Shape) -> Replay:
