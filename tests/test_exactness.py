@@ -170,3 +170,22 @@ def test_verdict(reports: list[CheckReport], line: str) -> None:
     summary = _summary(reports, compares_bits=True)
     assert _verdict_line(summary) == line
     assert summary["verdict"] == line[:4]
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_exact", "verdict"),
+    [
+        (9e-4, True, "PASS"),
+        (2e-3, True, "FAIL"),
+        (float("nan"), True, "FAIL"),
+        (0.5, False, "PASS"),
+    ],
+)
+def test_an_adapter_must_be_like_its_merged_model(
+    difference: float, is_exact: bool, verdict: str
+) -> None:
+    """With rounded weights it is not: the adapter is rounded otherwise."""
+    merged = {"sql": difference, "chat": 0.0}
+    summary = _summary([NONE, FIXED], True, merged, is_exact)
+    assert summary["verdict"] == verdict
+    assert ("unlike the merged model: sql" in _verdict_line(summary)) == (verdict == "FAIL")

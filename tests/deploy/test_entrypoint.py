@@ -37,6 +37,18 @@ def test_heads_are_not_read_as_a_gguf_file(tmp_path: Path) -> None:
     assert paths == {"model": str(tmp_path / "nowhere"), "heads": str(tmp_path / "heads")}
 
 
+def test_adapters_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "sql" / "m.gguf").write_bytes(b"GGUF")
+    path = tmp_path / "engine.json"
+    path.write_text(
+        '{"engine": {"kind": "torch", "model": "nowhere", "lora": {"sql": "sql", "b.c": "/x"}}}'
+    )
+    config = with_absolute_paths(read_config(path), tmp_path)
+    assert config.engine.model_dump()["lora"] == {"sql": str(tmp_path / "sql"), "b.c": "/x"}
+    assert config.engine.paths()["lora.b.c"] == "/x"
+
+
 def test_the_default_place_of_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
     path = tmp_path / "engine.json"

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from smartspec_bench import texts
-from smartspec_bench.exactness import force_drafting
+from smartspec_bench.exactness import force_drafting, reference
+from smartspec_bench.merged import merged_differences
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import ServerConfig
+from smartspec_py.config import ServerConfig, TorchEngineConfig
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.adapters import Adapters, linear_layers
 from smartspec_py.engines.checkpoints.config import load_config
@@ -113,6 +114,19 @@ def test_texts_are_those_of_the_merged_model(tmp_path: Path, runtime: str) -> No
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-3)
     plain, _ = served(config_of(runtime=runtime), without)
     assert tokens_of(plain) != tokens_of(expected)
+
+
+def test_the_check_compares_with_the_merged_model(tmp_path: Path) -> None:
+    """Here the adapter b is also compared with a merged model of twice its scale."""
+    given = folders(tmp_path)
+    twice = write_adapter(tmp_path / "twice", adapters()._adapters[1], lora_alpha=32)
+    config = config_of(lora=given)
+    with serving(config, engine := build_engine(config, Path.cwd())) as server:
+        cases = reference(server, requests(["b"], return_log_probs=True))
+    for folder, least, most in ((given["b"], 0.0, 1e-3), (str(twice), 0.1, 100.0)):
+        asked = TorchEngineConfig(model=str(MODEL), lora={"b": folder})
+        [difference] = merged_differences(asked, engine, cases).values()
+        assert least < difference < most
 
 
 def test_without_an_adapter_the_bits_are_those_of_a_server_without_adapters(tmp_path: Path) -> None:

@@ -63,8 +63,7 @@ class Adapters:
     @property
     def text(self) -> str:
         """What to say of them behind the name of the runtime."""
-        num = len(self.names)
-        return f", {num} LoRA adapters of rank {self.rank} together" if num else ""
+        return f", LoRA adapters: {', '.join(self.names)}" if self.names else ""
 
     @property
     def columns(self) -> torch.Tensor:
