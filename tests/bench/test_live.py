@@ -77,6 +77,7 @@ def in_a_gpu_image(program: str, *missing: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_lockstep_needs_neither_openvino_nor_the_clients() -> None:
     """As `scripts/bench --gpu` runs it, but small and on the CPU."""
     options = ["--model", str(TINY / "target"), "--draft", str(TINY / "draft")]
@@ -92,6 +93,7 @@ def test_lockstep_needs_neither_openvino_nor_the_clients() -> None:
     assert all(phase["num_same_texts"] == phase["num_finished"] for phase in phases)
 
 
+@pytest.mark.slow
 def test_gpu_tests_are_collected_without_other_packages() -> None:
     options = ["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]
     program = f"import pytest\nsys.exit(pytest.main({options!r}))"

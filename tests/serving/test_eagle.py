@@ -52,6 +52,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runtime", "kv_cache"), [("torch", "auto"), ("openvino", "auto"), ("openvino", "u8")]
 )

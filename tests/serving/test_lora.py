@@ -56,6 +56,7 @@ def tokens_of(sinks: Sequence[LocalSink]) -> list[list[int]]:
     return [sink.tokens for sink in sinks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_texts_depend_on_their_own_adapter_only(tmp_path: Path, runtime: str) -> None:
     """Alone and without drafts, and all together with drafts, some of them accepted."""
