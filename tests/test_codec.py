@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -237,30 +236,6 @@ def test_replies_have_what_applies_and_is_wanted(reply: Reply, outputs: dict[str
     wanted = {"text_output", "num_steps", "metrics"}
     sent = [tensor.name() for tensor in codec.encode(reply, wanted).output_tensors]
     assert set(sent) == wanted & outputs.keys()
-
-
-def test_replies_in_json_have_the_values_of_the_tensors() -> None:
-    """One value is bare. A rate is as precise as its tensor, and the document is one line."""
-    progress = Progress(3, 10, 1)
-    reply = replace(LAST, params=TOKENS, progress=progress, text="a\u2028\n", tokens=(7,))
-    document = codec.as_json(reply, ALL_OUTPUTS)
-    assert len(document.splitlines()) == 1
-    found = {t.name(): t.as_numpy() for t in codec.encode(reply, ALL_OUTPUTS).output_tensors}
-    lists = {name: array.ravel().tolist() for name, array in found.items()}
-    texts = {n: [t.decode() if isinstance(t, bytes) else t for t in v] for n, v in lists.items()}
-    bare = {name: v[0] if len(v) == 1 else v for name, v in texts.items()}
-    assert json.loads(document) == bare
-    assert bare["acceptance_rate"] != 0.1
-    assert bare["output_ids"] == 7
-    wanted = {"text_output", "num_steps"}
-    assert json.loads(codec.as_json(reply, wanted)).keys() == wanted
-
-
-def test_the_key_of_the_reply_channel_is_no_field() -> None:
-    asked = request(REQUIRED, reply_key="a key")
-    assert codec.decode(asked) == decode()
-    assert codec.reply_key(asked) == "a key"
-    assert codec.reply_key(request(REQUIRED)) is None
 
 
 @pytest.mark.parametrize("code", ErrorCode)

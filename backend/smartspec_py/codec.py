@@ -8,7 +8,7 @@ need the model (tokens, limits).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,10 @@ import triton_python_backend_utils as pb_utils
 from smartspec_py.api.contract import INPUTS, OUTPUTS
 from smartspec_py.api.errors import why_incomplete
 from smartspec_py.api.inputs import FIELDS, GenerateParams
-from smartspec_py.api.outputs import outputs_json
 from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, TensorSpec
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.messages import Progress, Reply
-from smartspec_py.serving.replies import KEY_PARAMETER
 from smartspec_py.serving.request import ErrorCode, FieldError, InvalidField, RequestError
 
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
@@ -51,30 +49,14 @@ def encode(reply: Reply, wanted: Collection[str]) -> Any:
     wanted: names of the outputs that the client requested. Triton would drop others, but Triton
     2.51 frees them without Python's lock, which can end this process by signal 11.
     """
+    values = _outputs(reply)
     return pb_utils.InferenceResponse(
         [
             pb_utils.Tensor(name, np.array([[value]] if has_batch else [value], dtype=numpy_type))
-            for name, numpy_type, has_batch, value in _wanted(reply, wanted)
+            for name, numpy_type, has_batch in _OUTPUT_TYPES
+            if name in wanted and (value := values.get(name)) is not None
         ]
     )
-
-
-def as_json(reply: Reply, wanted: Collection[str]) -> str:
-    """The tensors of `encode` as Triton's generate extension writes them."""
-    document = {}
-    for name, numpy_type, _, value in _wanted(reply, wanted):
-        elements = value if isinstance(value, list | tuple) else [value]
-        if numpy_type is np.float32:
-            elements = np.array(elements, np.float32).tolist()  # as precise as the tensor
-        document[name] = [one.decode() if isinstance(one, bytes) else one for one in elements]
-    return outputs_json(document)
-
-
-def _wanted(reply: Reply, wanted: Collection[str]) -> Iterator[tuple[str, Any, bool, Any]]:
-    values = _outputs(reply)
-    for name, numpy_type, has_batch in _OUTPUT_TYPES:
-        if name in wanted and (value := values.get(name)) is not None:
-            yield name, numpy_type, has_batch, value
 
 
 def encode_error(code: ErrorCode, message: str) -> Any:
@@ -83,19 +65,8 @@ def encode_error(code: ErrorCode, message: str) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, triton_code))
 
 
-def reply_key(request: Any) -> str | None:
-    """The key of its replies on the channel to the gateway; None if they go to Triton."""
-    return _parameters(request).get(KEY_PARAMETER)
-
-
-def _parameters(request: Any) -> dict[str, Any]:
-    return dict(json.loads(request.parameters() or "{}"))
-
-
 def _refuse_parameters(request: Any) -> None:
-    for name, value in sorted(_parameters(request).items()):
-        if name == KEY_PARAMETER:
-            continue
+    for name, value in sorted(json.loads(request.parameters() or "{}").items()):
         if why := why_refused(name, value, _INPUT_NAMES):
             raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
 

@@ -24,13 +24,12 @@ if find_spec("smartspec_py") is None:
     assert _spec is not None
     sys.modules["smartspec_py"] = module_from_spec(_spec)
 
-from smartspec_py.codec import as_json, decode, encode, encode_error, reply_key
+from smartspec_py.codec import decode, encode, encode_error
 from smartspec_py.config import CONFIG_NAME, read_config
 from smartspec_py.defaults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
 from smartspec_py.serving.messages import Reply
-from smartspec_py.serving.replies import ReplyChannel, inherited_channel
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_py.triton_metrics import TritonMetrics
@@ -58,28 +57,6 @@ class TritonSink:
         return bool(self._sender.is_cancelled())
 
 
-class ChannelSink(TritonSink):
-    """The same for a request whose replies take the channel. Triton gets errors and the end."""
-
-    def __init__(self, request: Any, channel: ReplyChannel, key: str) -> None:
-        super().__init__(request)
-        self._channel, self._key = channel, key
-        channel.open(key)
-
-    def send(self, reply: Reply) -> None:
-        self._channel.send(self._key, as_json(reply, self._wanted))
-        if reply.finish_reason is not None:
-            self._channel.close(self._key)
-            self._sender.send(flags=_FINAL)
-
-    def fail(self, code: ErrorCode, message: str) -> None:
-        self._channel.close(self._key)
-        super().fail(code, message)
-
-    def is_cancelled(self) -> bool:
-        return self._channel.has_left(self._key)
-
-
 class TritonLog(logging.Handler):
     """Python's log records in Triton's log and, during the start, over the link."""
 
@@ -105,7 +82,6 @@ class TritonPythonModel:
         self._name = args["model_name"]
         self._server: Server | None = None
         self._link = inherited_link(self._beat, self._drain)
-        self._replies = inherited_channel()
         log = TritonLog(self._link)
         logging.basicConfig(level=logging.INFO, handlers=[log], force=True)
         logger.info("Triton has imported the backend")
@@ -138,11 +114,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         assert self._server is not None
         for request in requests:
-            key = reply_key(request)
-            if self._replies is None or key is None:
-                sink = TritonSink(request)
-            else:
-                sink = ChannelSink(request, self._replies, key)
+            sink = TritonSink(request)
             try:
                 self._server.submit(decode(request), sink)
             except RequestError as error:
@@ -153,8 +125,6 @@ class TritonPythonModel:
             self._link.end()
         if self._server is not None:
             self._server.stop()
-        if self._replies is not None:
-            self._replies.end()
 
     def _beat(self) -> Beat | None:
         """None while the loop hangs. The launcher then ends this process."""

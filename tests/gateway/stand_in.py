@@ -80,10 +80,9 @@ def running_gateway(
     pipe: tuple[int, int] | None = None,
     openai: OpenAi | None = None,
     context_len: int = 512,
-    replies_fd: int | None = None,
 ) -> Iterator[Address]:
     """Its address. grpc_port, http_port: of Triton. pipe: the lifeline and its other end, for tests
-    that write to it. context_len: 0 if the model is not ready. replies_fd: of the reply channel."""
+    that write to it. context_len: 0 if the model is not ready."""
     address = replace(
         free_address(),
         triton_grpc_port=grpc_port,
@@ -92,8 +91,7 @@ def running_gateway(
     )
     lifeline, end = pipe or os.pipe()
     os.write(end, b'{"context_len": %d}\n' % context_len)
-    work = serve(address, openai, replies_fd, lifeline)
-    thread = threading.Thread(target=asyncio.run, args=(work,))
+    thread = threading.Thread(target=asyncio.run, args=(serve(address, openai, lifeline),))
     thread.start()
     try:
         _wait_until_it_answers(address.http_port)

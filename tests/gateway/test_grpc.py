@@ -110,7 +110,6 @@ CLASSIFIED = {"name": "a", "parameters": {"classification": {"int64_param": 2}}}
         ({"id": "x" * 257}, Code.INVALID_ARGUMENT),
         ({"outputs": [CLASSIFIED]}, Code.INVALID_ARGUMENT),
         ({"inputs": [CLASSIFIED]}, Code.INVALID_ARGUMENT),
-        ({"parameters": {"reply_key": {"string_param": "a"}}}, Code.INVALID_ARGUMENT),
         ({"raw_input_contents": [bytes(9 << 20)]}, Code.RESOURCE_EXHAUSTED),
     ],
 )

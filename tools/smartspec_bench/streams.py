@@ -192,12 +192,13 @@ class GrpcStreams:
         await self._triton.close()
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        from smartspec_gateway.fields import message_of
+        from smartspec_gateway.fields import message_of, values_of
         from smartspec_gateway.limits import Refused
 
         try:
-            async for outputs in self._triton.responses(message_of(fields, MODEL_NAME)):
-                yield json.loads(outputs)
+            async for response in self._triton.responses(message_of(fields, MODEL_NAME)):
+                outputs = values_of(response).items()
+                yield {name: one[0] if len(one) == 1 else one for name, one in outputs}
         except Refused as error:
             raise StreamError(str(error)) from error
 

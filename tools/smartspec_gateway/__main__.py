@@ -25,7 +25,6 @@ from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import BACKLOG, KEEP_ALIVE_S, Limits, connections_for
 from smartspec_gateway.protocol import BoundedProtocol
-from smartspec_gateway.replies import Replies
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.v2 import V2, Metrics
 from smartspec_launch.address import Address
@@ -43,18 +42,12 @@ def main() -> None:
     asyncio.run(serve(*from_json(sys.argv[1]), 0))
 
 
-async def serve(
-    address: Address, openai: OpenAi | None, replies_fd: int | None, lifeline: int
-) -> None:
-    """Serve until `lifeline` is closed, which is a pipe that the parent process keeps open.
-
-    replies_fd: the gateway's end of the reply channel; None if there is none.
-    """
+async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
+    """Serve until `lifeline` is closed, which is a pipe that the parent process keeps open."""
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     ended = asyncio.Event()
     limits = Limits(max_connections=connections_for(num_files))
-    replies = None if replies_fd is None else Replies(replies_fd)
-    triton = Triton(address.triton_grpc_url, replies)
+    triton = Triton(address.triton_grpc_url)
     grpc_front = GrpcFront(address.triton_grpc_url, limits)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -78,8 +71,6 @@ async def serve(
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
     await triton.close()
-    if replies is not None:
-        replies.end()
 
 
 def _server(

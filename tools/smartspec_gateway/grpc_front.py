@@ -26,7 +26,6 @@ from smartspec_gateway.limits import (
     Refused,
 )
 from smartspec_gateway.triton import STRICT, UNLIMITED
-from smartspec_py.serving.replies import KEY_PARAMETER
 
 SERVICE = "inference.GRPCInferenceService"
 UNARY = (
@@ -188,8 +187,6 @@ def check_request(raw: bytes) -> None:
         raise Refused(400, f"id: must be text of at most {MAX_ID_BYTES} bytes")
     if any(tensor.parameters for tensor in (*request.inputs, *request.outputs)):
         raise Refused(400, OF_TENSORS)
-    if KEY_PARAMETER in request.parameters:
-        raise Refused(400, f"{KEY_PARAMETER}: only the gateway may send this parameter")
 
 
 async def _refuse_infer(request: bytes, context: Any) -> bytes:

@@ -1,8 +1,7 @@
-"""The connection to Triton over gRPC, and the replies that come past it."""
+"""The connection to Triton over gRPC."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -10,12 +9,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from smartspec_gateway.fields import values_of
 from smartspec_gateway.limits import Refused
-from smartspec_gateway.replies import Replies
-from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.api.outputs import outputs_json
-from smartspec_py.serving.replies import KEY_PARAMETER
 
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
@@ -45,46 +39,16 @@ class TritonError(Refused):
 class Triton:
     """The connection to a Triton server."""
 
-    def __init__(self, url: str, replies: Replies | None = None) -> None:
-        """url: host:port of gRPC. replies: None if all responses come from Triton."""
+    def __init__(self, url: str) -> None:
+        """url: host:port of gRPC."""
         self._channel = grpc.aio.insecure_channel(url, options=UNLIMITED)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._replies = replies
 
-    async def responses(self, request: Any) -> AsyncGenerator[str, None]:
-        """The outputs of the responses to a ModelInferRequest, in the JSON of `outputs_json`.
+    async def responses(self, request: Any) -> AsyncGenerator[Any, None]:
+        """The responses of a ModelInferRequest that have outputs.
 
         Closing the iterator cancels the request. Raises TritonError.
         """
-        # An alias of the model is an ensemble, and Triton passes no parameters on to its steps.
-        if self._replies is None or request.model_name != MODEL_NAME:
-            async with contextlib.aclosing(self._through_triton(request)) as responses:
-                async for outputs in responses:
-                    yield outputs
-            return
-        arrived: asyncio.Queue[str | None] = asyncio.Queue()
-        key = self._replies.open(arrived.put_nowait)
-        request.parameters[KEY_PARAMETER].string_param = key
-        following = asyncio.ensure_future(self._follow(request, arrived))
-        try:
-            while (found := await arrived.get()) is not None:
-                yield found
-            await following
-        finally:
-            self._replies.close(key, has_left=not following.done())
-            following.cancel()
-
-    async def _follow(self, request: Any, arrived: asyncio.Queue[str | None]) -> None:
-        """Send a request whose replies come past Triton, and wait for its end."""
-        assert self._replies is not None
-        try:
-            async for outputs in self._through_triton(request):
-                arrived.put_nowait(outputs)
-        finally:
-            self._replies.read()
-            arrived.put_nowait(None)
-
-    async def _through_triton(self, request: Any) -> AsyncGenerator[str, None]:
         stream = self._stub.ModelStreamInfer(metadata=(STRICT,))
         try:
             await stream.write(request)
@@ -96,7 +60,7 @@ class Triton:
                     is_served = await self.is_ready(request.model_name, request.model_version)
                     raise TritonError(400 if is_served else 404, message.error_message)
                 if message.infer_response.outputs:
-                    yield outputs_json(values_of(message.infer_response))
+                    yield message.infer_response
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
         finally:

@@ -14,12 +14,10 @@ from typing import Any
 
 import aiohttp
 
-from smartspec_gateway.fields import request_of
+from smartspec_gateway.fields import request_of, values_of
 from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.triton import Triton, TritonError
-from smartspec_py.api.contract import MODEL_VERSION
-from smartspec_py.api.outputs import LINE_ENDS
 
 _MODEL = r"/v2/models/(?P<model>[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
 _FORWARDED = re.compile(
@@ -30,6 +28,9 @@ _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 
 LONG_BYTES = 32_768
 """Longer bodies are parsed in a thread."""
+
+LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+"""Escaped in events, because some clients end a line at them."""
 
 
 class Metrics:
@@ -79,16 +80,16 @@ class V2:
         answers = [answer async for answer in self._triton.responses(request)]
         if not answers:
             raise Refused(500, "the model sent no response")
-        await send_whole(send, 200, f"{head_of(request)}{answers[0][1:]}".encode())
+        await send_whole(send, 200, json_of(answers[0]).encode())
 
     async def _stream(self, request: Any, send: Send) -> None:
-        is_started, head = False, head_of(request)
+        is_started = False
         try:
             async for answer in self._triton.responses(request):
                 if not is_started:
                     await send(_event_stream())
                     is_started = True
-                await _send_event(send, f"{head}{answer[1:]}".encode())
+                await _send_event(send, json_of(answer).translate(LINE_ENDS).encode())
         except TritonError as error:
             if not is_started:
                 raise
@@ -128,11 +129,13 @@ def _check_route(method: str, path: str, is_generate: bool) -> None:
     )
 
 
-def head_of(request: Any) -> str:
-    """The beginning of the JSON of each response to the request. The outputs follow."""
-    head = {"id": request.id} if request.id else {}
-    head |= {"model_name": request.model_name, "model_version": MODEL_VERSION}
-    return json.dumps(head, ensure_ascii=False).translate(LINE_ENDS)[:-1] + ", "
+def json_of(response: Any) -> str:
+    """The JSON of one response: the tensors by name, those of one element as a bare value."""
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document |= {"model_name": response.model_name, "model_version": response.model_version}
+    for name, values in values_of(response).items():
+        document[name] = values[0] if len(values) == 1 else values
+    return json.dumps(document, ensure_ascii=False)
 
 
 def _event_stream() -> Message:

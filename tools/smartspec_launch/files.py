@@ -23,7 +23,7 @@ import smartspec_py
 from smartspec_launch.address import Address
 from smartspec_launch.interpreter import LaunchError, check_interpreter
 from smartspec_launch.pbtxt import alias_pbtxt, config_pbtxt
-from smartspec_py.api.contract import MODEL_NAME, MODEL_VERSION
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import CONFIG_NAME, ServerConfig
 
 BACKEND_NAME = "smartspec_py"
@@ -194,12 +194,12 @@ def write_repository(run_dir: Path, config: ServerConfig, aliases: Sequence[str]
     """Create the model repository with this config as engine.json. An existing one is replaced."""
     models = run_dir / "models"
     shutil.rmtree(models, ignore_errors=True)
-    version = models / MODEL_NAME / MODEL_VERSION
+    version = models / MODEL_NAME / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(config_pbtxt(), encoding="utf-8")
     text = config.model_dump_json(indent=2, exclude_none=True)
     (version / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
     for alias in aliases:  # Triton requires a version directory; here it is empty
-        (models / alias / MODEL_VERSION).mkdir(parents=True)
+        (models / alias / "1").mkdir(parents=True)
         (models / alias / "config.pbtxt").write_text(alias_pbtxt(alias), encoding="utf-8")
     return models

@@ -69,19 +69,19 @@ class OpenAi:
         return f"http://{address.reach}:{self.port}/v1"
 
 
-def as_json(address: Address, openai: OpenAi | None, replies_fd: int | None = None) -> str:
-    """The argument of the process. replies_fd: its end of the reply channel."""
+def as_json(address: Address, openai: OpenAi | None) -> str:
+    """The argument of the process."""
     given = {"address": asdict(address), "openai": openai and asdict(openai)}
-    return json.dumps(given | {"replies_fd": replies_fd}, default=str)
+    return json.dumps(given, default=str)
 
 
-def from_json(text: str) -> tuple[Address, OpenAi | None, int | None]:
+def from_json(text: str) -> tuple[Address, OpenAi | None]:
     """The values of `as_json`."""
     given = json.loads(text)
     openai = given["openai"]
     for name in ("model_dir", "chat_template", "api_key_file") if openai else ():
         openai[name] = openai[name] and Path(openai[name])
-    return Address(**given["address"]), openai and OpenAi(**openai), given["replies_fd"]
+    return Address(**given["address"]), openai and OpenAi(**openai)
 
 
 class Gateway:
@@ -89,15 +89,11 @@ class Gateway:
 
     name = "The gateway"
 
-    def __init__(
-        self, address: Address, openai: OpenAi | None, replies_fd: int, log: IO[bytes]
-    ) -> None:
-        """replies_fd: see `as_json`."""
+    def __init__(self, address: Address, openai: OpenAi | None, log: IO[bytes]) -> None:
         self._address, self._openai = address, openai
         self._process = subprocess.Popen(
             # -P: no module is imported from the working directory.
-            [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai, replies_fd)],
-            pass_fds=[replies_fd],
+            [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

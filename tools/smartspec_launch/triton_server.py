@@ -14,7 +14,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -41,7 +40,6 @@ from smartspec_launch.link import LauncherEnd
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
 from smartspec_py.serving.link import LINK_VARIABLE, remove_shared_memory
-from smartspec_py.serving.replies import REPLIES_VARIABLE
 
 MAX_POOLED_RESPONSES = 1024
 """Responses that Triton keeps in memory for a slow gRPC client. Triton's default is unbounded."""
@@ -193,24 +191,20 @@ class TritonServer:
         command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
         command += self._options
         self._link = LauncherEnd()
-        of_backend, of_gateway = socket.socketpair()
-        inherited = {
-            LINK_VARIABLE: f"{self._link.child_fd},{self._shm_prefix}",
-            REPLIES_VARIABLE: str(of_backend.fileno()),
-        }
-        with log, of_backend, of_gateway:
+        link = {LINK_VARIABLE: f"{self._link.child_fd},{self._shm_prefix}"}
+        with log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=run_dir,  # Triton's stub imports modules from it
-                env=server_environment(installation) | inherited,
-                pass_fds=[self._link.child_fd, of_backend.fileno()],
+                env=server_environment(installation) | link,
+                pass_fds=[self._link.child_fd],
                 start_new_session=True,
             )
             self._move_to(State.LOADING)
-            self._gateway = Gateway(self.address, self.openai, of_gateway.fileno(), log)
+            self._gateway = Gateway(self.address, self.openai, log)
         self._link.hand_over()
 
     @property

@@ -10,7 +10,6 @@ from smartspec_py.api.inputs import INPUT_GROUPS
 from smartspec_py.api.tensor_spec import TensorSpec
 
 MODEL_NAME = "smartspec"
-MODEL_VERSION = "1"
 
 INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 

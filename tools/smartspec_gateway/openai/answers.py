@@ -18,12 +18,14 @@ from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.reasoning import ReasoningParser
 from smartspec_gateway.openai.schema import Generation
 from smartspec_gateway.openai.tools import ForcedCallParser, Found, ToolParser
-from smartspec_py.api.outputs import LINE_ENDS
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
 
 MANY = 1 << 30
+
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Characters that JSON may contain, and at which some clients would split an event."""
 
 
 @dataclass

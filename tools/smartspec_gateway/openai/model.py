@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_gateway.fields import message_of
+from smartspec_gateway.fields import message_of, values_of
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.triton import Triton
@@ -86,8 +86,8 @@ class Model:
             for output in (*ALWAYS, *wanted):
                 request.outputs.add(name=output)
             async with contextlib.aclosing(self._triton.responses(request)) as responses:
-                async for outputs in responses:
-                    piece = _piece(json.loads(outputs))
+                async for response in responses:
+                    piece = _piece(response)
                     is_over = bool(piece.finish_reason)
                     yield piece
         except Refused as refused:
@@ -99,12 +99,14 @@ class Model:
         return await self._triton.is_ready(self._name)
 
 
-def _piece(outputs: dict[str, Any]) -> Piece:
-    if isinstance(outputs.get("output_ids"), int):
-        outputs["output_ids"] = [outputs["output_ids"]]
-    if log_probs := outputs.pop("token_log_probs", None):
-        outputs["log_probs"] = json.loads(log_probs)
-    return Piece(**outputs)
+def _piece(response: Any) -> Piece:
+    values = values_of(response)
+    found: dict[str, Any] = {
+        name: v if name == "output_ids" else v[0] for name, v in values.items() if v
+    }
+    if log_probs := found.pop("token_log_probs", None):
+        found["log_probs"] = json.loads(log_probs)
+    return Piece(**found)
 
 
 def _of_field(refused: Refused) -> ApiError:

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, ClassVar
 
-from smartspec_gateway.openai.answers import Choice
+from smartspec_gateway.openai.answers import LINE_ENDS, Choice
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Piece
-from smartspec_py.api.outputs import LINE_ENDS
 
 Event = dict[str, Any]
 
