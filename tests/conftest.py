@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -26,8 +27,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return not any("pytest.mark.gpu" in file.read_text(encoding="utf-8") for file in files) or None
 
 
-def pytest_unconfigure() -> None:
-    """Let pytest's summary be last: Triton's bindings may report leaks when this process ends."""
+@atexit.register
+def keep_the_summary_last() -> None:
+    """Triton's bindings may report leaks after Python has ended."""
     if "triton" in sys.modules:
         sys.stderr.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
