@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ from smartspec_py.engines.runtimes.openvino.supported import (
     rotation_table,
 )
 from smartspec_py.engines.runtimes.openvino.weights import Compressed, Weights
+
+EVEN = 32
+"""Columns of a part of a product come in whole groups of so many. In other parts that are wider
+than 1,152, OpenVINO 2026.4 sums in another order in passes of 5 to 80 tokens (AVX512)."""
 
 BLOCK_LEN = 32
 """Tokens per block of keys and values, as OpenVINO's attention operator uses on a CPU."""
@@ -362,7 +367,7 @@ class DecoderGraph:
     def _int8(self, weight: Compressed, num_rows: int | None, most_width: int | None) -> list[Any]:
         scale = op.constant(weight.scale[:num_rows].numpy())
         parts = []
-        for columns in _columns(weight.values.shape[1], most_width):
+        for columns in _columns(weight.values.shape[1], most_width, EVEN):
             values = weight.values[:num_rows, columns].contiguous()
             integers = self._constant(values, values.shape, ov.Type.i8)
             parts.append(op.multiply(op.convert(integers, np.float32), scale))
@@ -413,12 +418,17 @@ class DecoderGraph:
         return converted
 
 
-def _columns(width: int, most: int | None, group: int = 1) -> list[slice]:
+def _columns(width: int, most: int | None, group: int) -> list[slice]:
     """Columns of the parts of a matrix: as few as possible with at most so many columns each, of
-    about equal width, in whole groups."""
-    num = -(-width // most) if most else 1
-    step = -(-width // (num * group)) * group
-    return [slice(first, min(first + step, width)) for first in range(0, width, step)]
+    about equal width, in whole groups. Columns after the last whole group are a part of their own.
+    """
+    if most is None:
+        return [slice(0, width)]
+    grouped = width - width % group
+    num_parts = max(1, -(-grouped // most))
+    step = max(1, -(-grouped // (num_parts * group))) * group
+    bounds = sorted({*range(0, grouped, step), grouped, width})
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def _marked() -> ov.Model:

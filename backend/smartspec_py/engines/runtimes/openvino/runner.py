@@ -8,8 +8,9 @@ its prompt was cut into chunks, and whatever part of it was cached. OpenVINO cho
 that sum in different orders, so each kind of token is always computed by the same ones:
 - No product has a single row. A lone token is computed twice.
 - Products in float32 have no weights of half precision, see `graph`.
-- Without VNNI, products with weights of 8 and 4 bits are at most MOST_WIDTH wide and have at most
-  MOST_TOKENS rows, or FEWER_TOKENS.
+- If weights have 8 or 4 bits and activations are not rounded to 8 bits, products are in float32, at
+  most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
+  and with widths that none of GROUPS divides.
 - Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
   token that is left of a prompt.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
@@ -78,8 +79,8 @@ one token takes as long as reading them: with int8, 0.43 to 0.75 of the time on 
 were tried. The choice is not measured at each start, because texts depend on it."""
 
 MOST_WIDTH, MOST_TOKENS = 2_048, 80
-"""Without VNNI, OpenVINO 2026.4 converts compressed weights to float32 in each pass. It then sums
-in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in wider products
+"""Without rounded activations, OpenVINO 2026.4 converts compressed weights in each pass. It then
+sums in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in wider products
 (with AVX2 from 4,224, with AVX512 from 2,304). So wider products are computed in parts, and larger
 passes in several. A pass of 1.0 B over one token then takes 1.1 of the time, and one over more
 tokens 0.75 to 0.97 (docs/research/performance.md)."""
@@ -118,7 +119,7 @@ class _Copy:
 
 class OpenVinoRunner(Runner):
     """A model that OpenVINO compiled. config.dtype: the precision of the products. It becomes
-    float32 if the processor lacks this precision."""
+    float32 if the processor lacks this precision, or bits would depend on the pass."""
 
     runtime = OPENVINO
     cache: BlockCache
@@ -134,12 +135,14 @@ class OpenVinoRunner(Runner):
         """model: of Transformers; it is not used after this call. weights: None takes those of the
         model. Raises ModelError."""
         core = ov.Core()
-        if HALF.get(config.dtype) not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        num_bits = NUM_BITS[config.weights]
+        group = _group(model) if num_bits else 0
+        is_bounded = num_bits > 0 and not (group and has_vnni())
+        precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if is_bounded or HALF.get(config.dtype) not in precisions:
             config = replace(config, dtype=torch.float32)
         super().__init__(config)
         precision = HALF.get(config.dtype, "f32").lower()
-        num_bits = NUM_BITS[config.weights]
-        group = _group(model) if num_bits else 0
         if num_bits == 4 and not group:
             raise ModelError(
                 f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
@@ -161,7 +164,6 @@ class OpenVinoRunner(Runner):
         }
         if matrices:
             of_model = Weights(ChainMap(matrices, of_model.tensors))  # type: ignore[arg-type]
-        is_bounded = num_bits > 0 and not has_vnni()
         self._most_tokens = config.num_rows * config.max_len
         if is_bounded:
             rows = {layer.out_features for layer in _linear_layers(model)}
