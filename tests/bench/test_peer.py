@@ -44,10 +44,13 @@ def test_this_server_and_another(tmp_path: Path) -> None:
     options += ["--peer", "other", port, f"{sys.executable} {other} {port}"]
     options += ["--concurrency", "1,2", "--rounds", "2", "--max-tokens", "8"]
     options += ["--out", str(tmp_path / "peer.json")]
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "SELECT"}\n')
+    options += ["--input", str(tmp_path / "prompts.jsonl")]
     main(options)
     found = read(tmp_path / "peer.json")
     assert {phase.policy for phase in found.phases} == {"none", "goodput", "other"}
     assert len(found.phases) == 2 * 2 * 3
+    assert {phase.workload for phase in found.phases} == {"prompts.jsonl"}
     assert all(phase.num_finished == phase.load for phase in found.phases)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from smartspec_bench import real_model
 from smartspec_bench.live import Load, Serve, run, through
-from smartspec_bench.prompts import MIXED, WORKLOADS, Prompt, chat_template
+from smartspec_bench.prompts import MIXED, WORKLOADS, Prompt, chat_template, read_prompts
 from smartspec_bench.report import markdown
 from smartspec_bench.results import BenchError, Recorder, check_answered, described
 from smartspec_bench.streams import Exchange, HttpStreams, StreamError
@@ -191,9 +191,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         options.model, options.heads = real_model.served(options.model, options.heads)
         template = chat_template(options.model)
+        own = read_prompts(options.input) if options.input else []
     except (OSError, ValueError) as error:
         sys.exit(str(error))
-    load = Load(sizes, options.workload, options.rounds, options.max_tokens, template=template)
+    label = options.input.name if options.input else options.workload
+    load = Load(sizes, label, options.rounds, options.max_tokens, own=own, template=template)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     about = described(
         "Comparison with other servers",
@@ -225,6 +227,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft", help="draft model of this server")
     parser.add_argument("--heads", type=Path, help="heads of this server")
     parser.add_argument("--workload", choices=WORKLOADS, default=MIXED)
+    parser.add_argument("--input", type=Path, help="your own prompts, sent as they are")
     parser.add_argument(
         "--peer",
         nargs=3,
