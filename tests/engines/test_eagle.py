@@ -441,7 +441,8 @@ class EagleDriver(Driver):
             right: list[int] = []
             if task.draft_len:
                 self.first[task.sequence] = self.proposer._states[task.sequence].first
-                assert list(draft.tokens) == self.expected(task.sequence, task.draft_len)
+                found = draft.tokens if draft.on_device is None else draft.on_device.tolist()
+                assert list(found) == self.expected(task.sequence, task.draft_len)
                 right = self.right(task.sequence, task.draft_len)
             self.num_drafts += len(draft.tokens)
             drafts.append(Draft(tuple(right)))
@@ -566,6 +567,36 @@ def test_trees_are_the_most_probable_paths(tmp_path: Path) -> None:
     alone_s, together_s = proposer.capabilities.tree_s
     assert 0.0 <= together_s < 1.0
     assert 0.0 <= alone_s < 1.0
+
+
+def test_drafts_are_timed_until_the_device_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains, like trees, are complete when a copy to the host has waited for them."""
+    head, config = write(tmp_path, EAGLE, weights("midlayer")), own(tmp_path)
+    monkeypatch.setattr(EagleRunner, "is_asynchronous", True)
+    config = replace(config, max_len=128)
+    proposer = EagleProposer(runner_of(head, config), 3, MAX_DRAFT_LEN, drafts_trees=True)
+    copied, num_timed = list[torch.Tensor](), 0
+    to_host = torch.Tensor.tolist
+
+    def noted(tensor: torch.Tensor) -> Any:
+        copied.append(tensor)
+        return to_host(tensor)
+
+    def timed(draft: Callable[[], object], prepare: Callable[[], object]) -> float:
+        nonlocal num_timed
+        prepare()
+        copied.clear()
+        draft()
+        assert copied
+        num_timed += 1
+        return 0.0
+
+    monkeypatch.setattr(torch.Tensor, "tolist", noted)
+    monkeypatch.setattr(eagle_proposer, "fastest_s", timed)
+    proposer.time_trees(3, 3 * OF_TARGET)
+    assert num_timed == 4
 
 
 def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,8 @@ class Recorder(TorchTarget):
         self.last_logits = torch.empty(0)
         forward = self.runner.forward
 
-        def recorded(inputs: Any) -> Any:
-            out = forward(inputs)
+        def recorded(*given: Any) -> Any:
+            out = forward(*given)
             self.last_logits = out.logits.clone()
             return out
 

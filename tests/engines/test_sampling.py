@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
 import torch
 
-from smartspec_py.core.types import SamplingParams, Verification
+from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.decoding.noise import Stream, gumbel_noise, noise_key, uniform_noise
 from smartspec_py.engines.decoding.sampling import DraftRequest, VerifyRequest, draft_tokens, verify
 from smartspec_py.engines.decoding.shaping import TokenHistory
@@ -117,6 +118,28 @@ def test_a_verification_does_not_depend_on_its_neighbours() -> None:
     for i, j in product(range(0, len(requests), 5), range(len(requests))):
         pair = verify(torch.cat([parts[i], parts[j]]), [requests[i], requests[j]])
         assert pair == [alone[i], alone[j]], (requests[i], requests[j])
+
+
+def test_drafts_that_only_the_device_knows_are_verified_like_others() -> None:
+    """Beside others, by both verifications. Shaping needs drafts that the host knows."""
+    requests = [request for request in kinds() if not request.sampling.shapes_logits]
+    on_device = [
+        replace(request, drafts=(NO_TOKEN,) * 3, on_device=torch.tensor(request.drafts))
+        if request.drafts and i % 4
+        else request
+        for i, request in enumerate(requests)
+    ]
+    num_rows = sum(len(request.drafts) + 1 for request in requests)
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(num_rows, 50, generator=generator)
+    rows = iter(logits)
+    for request in requests:
+        for draft, row in zip(request.drafts, rows, strict=False):
+            row[draft] += 7.0  # so that some drafts are accepted
+        next(rows)
+    expected = verify(logits, requests)
+    assert verify(logits, on_device) == expected
+    assert len({result.num_accepted for result in expected}) > 2
 
 
 def test_a_guess_does_not_depend_on_its_neighbours() -> None:

@@ -29,7 +29,7 @@ from torch_models import (
 )
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from smartspec_py.core.types import SamplingParams, Verification
+from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, SequenceStart, Verify, Work
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
@@ -138,9 +138,15 @@ KINDS = [
 """Different layouts. `test_model_types` has all types."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_text_is_that_of_transformers(kind: str) -> None:
-    """Nine sequences through five rows, joining and leaving between steps, drafts of 0 to 6."""
+@pytest.mark.parametrize(
+    ("kind", "is_asynchronous"), [*((kind, False) for kind in KINDS), (KINDS[0], True)]
+)
+def test_text_is_that_of_transformers(
+    kind: str, is_asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine sequences through five rows, joining and leaving between steps, drafts of 0 to 6. If
+    passes are asynchronous, drafts stay on the device until they are verified."""
+    monkeypatch.setattr(PyTorchRunner, "is_asynchronous", is_asynchronous)
     todo = list(enumerate(prompts(9, seed=1)))
     texts = dict(todo)
     driver = Driver(make_target(kind), make_proposer(kind), seed=2)
@@ -216,8 +222,8 @@ def test_the_draft_stops_at_the_end_token() -> None:
 def test_drafts_on_the_device_are_those_of_the_host(
     penalty: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several lengths, greedy and sampled, and after an end token none. With a penalty, a draft
-    depends on the ones before, which the host must know."""
+    """Of several lengths, greedy and sampled. What follows an end token is drafted in vain. With a
+    penalty, a draft depends on the ones before, which the host must know."""
     rejection = Verification.REJECTION
     first = make_proposer("llama").propose([DraftTask(0, [5, 6, 7], 3, 6, GREEDY)])[0].tokens[0]
     samplings = [
@@ -241,10 +247,53 @@ def test_drafts_on_the_device_are_those_of_the_host(
 
     monkeypatch.setattr(PyTorchRunner, "forward", noted)
     on_device = make_proposer("llama").propose(tasks)
-    assert [draft.tokens for draft in on_device] == [draft.tokens for draft in on_host]
     assert [len(draft.tokens) for draft in on_host] == [2, 6, 3, 1]
     torch.testing.assert_close(on_device[2].probs, on_host[2].probs)
-    assert given == ([None, 4, 3, 2, 2, 1] if not penalty else [None] * 6)
+    if penalty:
+        assert [draft.tokens for draft in on_device] == [draft.tokens for draft in on_host]
+        assert given == [None] * 6
+        return
+    assert [draft.tokens for draft in on_device] == [(NO_TOKEN,) * num for num in (2, 6, 3, 5)]
+    for draft, known in zip(on_device, on_host, strict=True):
+        assert tuple(draft.on_device[: len(known.tokens)].tolist()) == known.tokens
+    assert given == [None, 4, 3, 2, 2, 1]
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_drafts_on_the_device_are_verified_like_others(
+    is_asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside drafts that the host knows, and a chunk of a prompt. The host waits for the device
+    once, but twice where the target is on a CPU and the draft model is not."""
+    first, second, prompt = [1, 2, 3, 4], [9, 8, 7], tuple(range(10, 30))
+    drafts = tuple(expected_text("llama", first, 5)[1:])
+    events, copies = [], 0
+    to_host = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> Any:
+        nonlocal copies
+        copies += 1
+        return to_host(tensor)
+
+    for given in (None, torch.tensor(drafts)):
+        monkeypatch.setattr(PyTorchRunner, "is_asynchronous", is_asynchronous and given is not None)
+        target = make_target("llama")
+        for i, tokens in enumerate((first, second, list(prompt))):
+            target.begin(SequenceStart(i, tokens, len(tokens), GREEDY))
+        poll(target, *(Prefill(i, tuple(t), 0, True) for i, t in enumerate((first, second))))
+        known = drafts if given is None else (NO_TOKEN,) * 4
+        work = [
+            Prefill(2, prompt[:12], 0, False),
+            Verify(1, (5, 6, 7)),
+            Verify(0, known, on_device=given),
+        ]
+        copies = 0
+        monkeypatch.setattr(torch.Tensor, "tolist", counted)
+        events.append([event._replace(pass_s=0.0) for event in poll(target, *work)])
+        monkeypatch.undo()
+        assert copies == (1 if given is None or is_asynchronous else 2)
+    assert events[0] == events[1]
+    assert events[0][2].num_accepted == 4
 
 
 def test_a_pass_can_be_timed_in_any_room() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from harness import COST, LoopHarness, fake_text
+from harness import CAPABILITIES, COST, VOCAB_SIZE, LoopHarness, fake_text
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import evaluate
@@ -23,9 +23,13 @@ from smartspec_py.core.types import (
     SpecPlan,
     TokenLogProb,
 )
+from smartspec_py.engines.base import Draft, DraftTask, Event
 from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_engine import FakeTarget
+from smartspec_testing.fake_proposer import FakeProposer
 
 POLICIES = ["none", "fixed:1", "fixed:3", "fixed:8", "goodput"]
 
@@ -346,3 +350,28 @@ def test_records_keep_no_tensors() -> None:
     events = [event for record in harness.loop.records for event in record.events]
     assert len(events) > 1
     assert not any(event.hidden or event.log_probs or event.prompt_log_probs for event in events)
+
+
+@pytest.mark.parametrize("on_device", [None, object()])
+def test_drafts_that_a_device_computes_meanwhile(on_device: object) -> None:
+    """When the target's pass is launched, the device has 3 ms of drafting left."""
+
+    class Late(FakeTarget):
+        def poll(self, timeout_s: float) -> list[Event]:
+            clock.sleep(0.003)
+            return super().poll(timeout_s)
+
+    class OnDevice(FakeProposer):
+        def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+            return [draft._replace(on_device=on_device) for draft in super().propose(tasks)]
+
+    clock = VirtualClock()
+    target = Late(CAPABILITIES, cost=COST, clock=clock)
+    proposer = OnDevice(0.7, vocab_size=VOCAB_SIZE, cost=COST, clock=clock)
+    harness = LoopHarness(target=target, proposer=proposer, clock=clock)
+    harness.submit(PROMPT, 20, policy="fixed:3")
+    harness.step(5)
+    record = harness.loop.records[-1]
+    draft_s = 3 * COST.draft_s(1)
+    assert record.draft_s == pytest.approx(draft_s + 0.003 * (on_device is not None))
+    assert record.target_s + draft_s + 0.003 == pytest.approx(record.total_s)

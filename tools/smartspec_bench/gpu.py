@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.engines.runtimes.heads.eagle import FLAGS, EagleConfig, EagleHead, empty_head
 from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
@@ -302,6 +303,7 @@ def _following(head: EagleRunner, inputs: Sequence[RowInput], num_drafts: int) -
     tokens, levels = None, []
     for _ in range(num_drafts):
         tokens = head.forward(inputs, tokens).logits.argmax(-1)
+        inputs = [replace(item, tokens=[NO_TOKEN]) for item in inputs]
         levels.append(tokens)
     torch.cat(levels).tolist()
 

@@ -54,13 +54,14 @@ class Verify(NamedTuple):
     """Check the drafts, which follow the last token of the sequence. There is at least one draft.
 
     draft_probs: see `Draft.probs`; required if the sequence is verified by rejection.
-    parents: see `Draft.parents`.
+    parents, on_device: see `Draft`.
     """
 
     sequence: SequenceId
     drafts: tuple[int, ...]
     draft_probs: Any = None
     parents: tuple[int, ...] = ()
+    on_device: Any = None
 
 
 class Decode(NamedTuple):
@@ -258,11 +259,15 @@ class Draft(NamedTuple):
     parents: of a tree, what each token follows: 0 is the last known token, and i the i-th token of
         the draft, which comes before. Tokens with the same parent differ; the first of them is the
         best guess. Empty for a chain.
+    on_device: the tokens as a tensor [len(tokens)], if only the device knows them yet: `tokens` are
+        then NO_TOKEN. The host learns them with the results of their verification, so that it need
+        not wait for them before.
     """
 
     tokens: tuple[int, ...] = ()
     probs: Any = None
     parents: tuple[int, ...] = ()
+    on_device: Any = None
 
 
 NO_DRAFT = Draft()

@@ -129,10 +129,13 @@ class StepLoop:
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self.scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
         events = self._await(drafted or decision.plan.draft_lens)
+        target_s = _target_s(events, decision)
+        if any(draft.on_device is not None for draft in drafts.values()):
+            watch.extend("draft_s", target_s)
         self.scheduler.apply(events, decision.views)
         watch.mark("total_s")
         if events:
-            self._record(decision, prefills, drafted, events, watch=watch)
+            self._record(decision, prefills, drafted, events, target_s=target_s, watch=watch)
         self._end_s = watch.end_s
         if not any(self._batcher):
             self.flush()
@@ -226,10 +229,10 @@ class StepLoop:
         prefills: Sequence[Prefill],
         drafted: Mapping[SequenceId, int],
         events: Sequence[Event],
+        target_s: float,
         watch: StepWatch,
     ) -> None:
         """Record the step, learn from it, and post it."""
-        planned = decision.plan.draft_lens
         num_before, self._num_generated = self._num_generated, self.scheduler.num_generated
         record = StepRecord(
             decision=decision,
@@ -237,7 +240,7 @@ class StepLoop:
             num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
             num_generated=self._num_generated - num_before,
             drafted=drafted,
-            target_s=max((e.pass_s for e in events if e.sequence in planned), default=0.0),
+            target_s=target_s,
             **watch.times,
         )
         self.records.append(record)
@@ -295,3 +298,9 @@ class StepLoop:
         if state != self._shown:
             self._shown = state
             self._post(state)
+
+
+def _target_s(events: Sequence[Event], decision: Decision) -> float:
+    """Seconds of the target's pass over the planned sequences."""
+    planned = decision.plan.draft_lens
+    return max((event.pass_s for event in events if event.sequence in planned), default=0.0)

@@ -59,7 +59,8 @@ class StepRecord:
     drafted: number of drafts by sequence, for sequences with drafts. It may be less than planned.
     start_s: start time of the step, before its views are made.
     between_s: time from the end of the previous step to start_s; 0 if the loop was idle.
-    views_s, plan_s, draft_s: durations of making the views, planning and drafting.
+    views_s, plan_s, draft_s: durations of making the views, planning and drafting. Drafting ends
+        when the device has the drafts, which may be after the target's pass was launched.
     target_s: duration of the target pass of the decoding work.
     total_s: time from start_s until the events have been applied. The remainder, without the parts
         above, is the loop's own work.
@@ -127,4 +128,11 @@ class StepWatch:
         """End this part. total_s is the time since the start, other parts follow each other."""
         now = self._clock()
         self.times[part] = now - (self.start_s if part == "total_s" else self.end_s)
+        self.end_s = now
+
+    def extend(self, part: str, pass_s: float) -> None:
+        """Add the time since the end of this part, without that of a pass which has just ended: the
+        device was still busy with this part when the pass was launched."""
+        now = self._clock()
+        self.times[part] += max(0.0, now - self.end_s - pass_s)
         self.end_s = now

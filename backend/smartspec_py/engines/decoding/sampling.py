@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import torch
 
@@ -66,6 +66,7 @@ class VerifyRequest:
         value would bias the text. Ending the drafts after a token because of its value is safe.
     parents: see `Draft.parents`; row i of the logits follows draft i, and row 0 the text. Drafts
         that are verified by rejection are a chain.
+    on_device: see `Draft`. Not with sampling.shapes_logits.
     """
 
     sampling: SamplingParams
@@ -74,6 +75,7 @@ class VerifyRequest:
     drafts: tuple[int, ...] = ()
     draft_probs: torch.Tensor | None = None
     parents: tuple[int, ...] = ()
+    on_device: torch.Tensor | None = None
 
     @property
     def paths(self) -> list[tuple[int, ...]]:
@@ -129,12 +131,12 @@ class DraftRequest:
 @dataclass(frozen=True, slots=True)
 class _Draw:
     """One token to draw from a row of logits, at an absolute position. draft: the draft at this
-    position, if rejection decides on it; draft_probs: see `VerifyRequest`, [vocab]."""
+    position, [], if rejection decides on it; draft_probs: see `VerifyRequest`, [vocab]."""
 
     row: int
     sampling: SamplingParams
     position: int
-    draft: int = NO_TOKEN
+    draft: torch.Tensor | None = None
     draft_probs: torch.Tensor | None = None
 
 
@@ -149,16 +151,20 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     pairs = list(zip(requests, firsts, strict=True))
     shaped, failures = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
     tokens = best_tokens(shaped, 1)[:, 0]
-    for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
+    draws = [draw for pair in pairs for draw in _draws(*pair, device=logits.device)]
+    for group in _groups(draws, logits):
         tokens[_index(group, logits)] = _drawn(shaped, group)
     is_finite = logits.amax(-1).isfinite()
+    unknown = [request.on_device for request in requests if request.on_device is not None]
     # One copy to the host: it waits for the device.
-    drawn_tokens = torch.where(is_finite, tokens, NO_TOKEN).tolist()
+    copied = torch.cat([torch.where(is_finite, tokens, NO_TOKEN), *unknown]).tolist()
+    drawn_tokens, drafts = copied[: len(logits)], iter(copied[len(logits) :])
+    requests = [_known(request, drafts) for request in requests]
     failures |= {row: NOT_FINITE for row, token in enumerate(drawn_tokens) if token == NO_TOKEN}
     for row in failures:
         drawn_tokens[row] = NO_TOKEN
     results = []
-    for request, first in pairs:
+    for request, first in zip(requests, firsts, strict=True):
         drawn = drawn_tokens[first : first + len(request.drafts) + 1]
         rows = (0, *request.accepted(drawn))
         if failure := failures.get(first + rows[-1]):
@@ -166,6 +172,13 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
         else:
             results.append(VerifyResult(tuple([drawn[row] for row in rows]), rows=rows))
     return _with_log_probs(results, logits, requests, firsts)
+
+
+def _known(request: VerifyRequest, drafts: Iterator[int]) -> VerifyRequest:
+    """The request with its drafts, which are the next ones if only the device knew them."""
+    if request.on_device is None:
+        return request
+    return replace(request, drafts=tuple(islice(drafts, len(request.drafts))))
 
 
 def draft_tokens(
@@ -245,19 +258,21 @@ def _history(request: VerifyRequest | DraftRequest) -> TokenHistory:
     return request.history
 
 
-def _draws(request: VerifyRequest, first: int) -> list[_Draw]:
+def _draws(request: VerifyRequest, first: int, device: torch.device) -> list[_Draw]:
     """One draw for each row. Greedy text needs none."""
-    sampling, num_judged = request.sampling, 0
+    sampling, judged = request.sampling, request.on_device
     if sampling.is_greedy:
         return []
-    if sampling.verification is Verification.REJECTION:
+    if sampling.verification is not Verification.REJECTION:
+        judged = None
+    elif judged is None:
         assert not request.parents, "a tree cannot be verified by rejection"
-        num_judged = len(request.drafts)
+        judged = on_device(request.drafts, device)
     draws = []
     for row, path in enumerate(request.paths):
-        draft, probs = NO_TOKEN, None
-        if row < num_judged:
-            draft = request.drafts[row]
+        draft, probs = None, None
+        if judged is not None and row < len(judged):
+            draft = judged[row]
             probs = None if request.draft_probs is None else request.draft_probs[row]
         position = request.position + len(path)
         draws.append(_Draw(first + row, sampling, position, draft, draft_probs=probs))
@@ -268,10 +283,11 @@ def _drawn(shaped: torch.Tensor, group: Sequence[_Draw]) -> torch.Tensor:
     """The target's tokens [n] for these draws. If rejection decides on drafts, a token is the draft
     if u q(x) < p(x), and otherwise from max(p - q, 0); from p if rounding makes this all 0."""
     candidates = _candidates(shaped, group)
-    if group[0].draft == NO_TOKEN:
+    judged = [draw.draft for draw in group if draw.draft is not None]
+    if not judged:
         return candidates.draw(_keys(group, Stream.TARGET, shaped))
     p = candidates.probs()
-    drafts = on_device([draw.draft for draw in group], shaped.device)
+    drafts = torch.stack(judged)
     is_draft = candidates.tokens == drafts[:, None]
     given = [draw.draft_probs for draw in group if draw.draft_probs is not None]
     if given:
@@ -294,7 +310,7 @@ def _groups(draws: Sequence[_Draw], logits: torch.Tensor) -> Iterator[list[_Draw
     """Groups of draws that use the same operations, limited in size by memory."""
     groups: dict[object, list[_Draw]] = {}
     for draw in draws:
-        is_judged, has_probs = draw.draft != NO_TOKEN, draw.draft_probs is not None
+        is_judged, has_probs = draw.draft is not None, draw.draft_probs is not None
         key = truncation_kind(draw.sampling), draw.sampling.verification, is_judged, has_probs
         groups.setdefault(key, []).append(draw)
     size = max(1, _MAX_SCORES // logits.shape[-1])

@@ -45,13 +45,14 @@ class DraftSequence(CachedSequence):
 
 @dataclass(slots=True)
 class Drafting:
-    """A task in progress: the drafts so far, and the distributions they were drawn from. A draft
-    that is only on the device yet is NO_TOKEN."""
+    """A task in progress: the drafts so far, and the distributions they were drawn from. on_device:
+    see `Draft`."""
 
     task: DraftTask
     state: DraftSequence
     tokens: list[int]
     probs: list[torch.Tensor]
+    on_device: torch.Tensor | None = None
 
     @property
     def wants_more(self) -> bool:
@@ -74,11 +75,6 @@ class Drafting:
         if prob is not None:
             self.probs.append(prob)
 
-    def learn(self, tokens: list[int]) -> None:
-        """Take the drafts from the device, but none after an end token."""
-        num_kept = self.task.sampling.num_before_end(tokens) + 1
-        self.tokens, self.probs = tokens[:num_kept], self.probs[:num_kept]
-
     def read(self, num_tokens: int) -> None:
         """Record that the row now holds num_tokens tokens."""
         self.state.row.num_cached = num_tokens
@@ -87,7 +83,7 @@ class Drafting:
     @property
     def draft(self) -> Draft:
         probs = torch.stack(self.probs) if self.probs else None
-        return Draft(tuple(self.tokens), probs)
+        return Draft(tuple(self.tokens), probs, on_device=self.on_device)
 
 
 class DraftModelProposer(CachedModel[DraftSequence], Proposer):
@@ -188,24 +184,24 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             self.runner.forward(inputs)
 
     def _draft_on_device(self, draftings: Sequence[Drafting]) -> None:
-        """Draft all tokens, each pass with the tokens of the one before. The host waits once, for
-        all of them. Drafts after an end token are computed in vain."""
+        """Draft all tokens, each pass with the tokens of the one before, without waiting for any.
+        Drafts after an end token are computed in vain."""
         longest_first = sorted(draftings, key=lambda drafting: -drafting.task.draft_len)
-        levels: list[torch.Tensor] = []
-        while active := [
-            drafting for drafting in longest_first if len(levels) < drafting.task.draft_len
-        ]:
-            output = self._read(active, levels[-1][: len(active)] if levels else None)
-            requests = [drafting.request for drafting in active]
-            tokens, probs = draft_tokens(output.logits, requests)
+        lengths = [drafting.task.draft_len for drafting in longest_first]
+        if not lengths:
+            return
+        device = self.runner.config.device
+        drafts = torch.zeros(len(lengths), lengths[0], dtype=torch.long, device=device)
+        last = None
+        for place in range(lengths[0]):
+            active = longest_first[: sum(length > place for length in lengths)]
+            output = self._read(active, None if last is None else last[: len(active)])
+            last, probs = draft_tokens(output.logits, [drafting.request for drafting in active])
+            drafts[: len(active), place] = last
             for drafting, prob in zip(active, probs, strict=True):
                 drafting.take(NO_TOKEN, prob)
-            levels.append(tokens)
-        if levels:
-            drafted = iter(torch.cat(levels).tolist())
-            by_level = [[next(drafted) for _ in level] for level in levels]
-            for i, drafting in enumerate(longest_first):
-                drafting.learn([level[i] for level in by_level if i < len(level)])
+        for drafting, tokens, length in zip(longest_first, drafts, lengths, strict=True):
+            drafting.on_device = tokens[:length]
 
     def _read(self, draftings: Sequence[Drafting], last: torch.Tensor | None = None) -> PassOutput:
         """Process the unread tokens of each sequence. last: the last draft of each, if it is only

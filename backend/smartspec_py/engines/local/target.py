@@ -7,7 +7,6 @@ For each sequence it returns the accepted drafts and one more token.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from smartspec_py.engines.decoding.sampling import (
     token_log_probs,
     verify,
 )
+from smartspec_py.engines.device import Moment
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
@@ -105,15 +105,20 @@ class TorchTarget(CachedModel[_TargetSequence]):
         return self._run(work) if work else []
 
     def _run(self, work: Sequence[Work]) -> list[Event]:
-        """Run one pass over the work, and one more for each sequence whose drafts overflow."""
-        start = time.perf_counter()
+        """Run one pass over the work, and one more for each sequence whose drafts overflow. Its
+        time starts when the device has finished the drafts."""
+        device = self.runner.config.device
+        start = Moment(device)
         items = list(map(self._item, work))
-        out = self.runner.forward([item.row_input for item in items])
+        drafts = [item.request.on_device for item in items if item.request]
+        unknown = [tokens for tokens in drafts if tokens is not None]
+        token_ids = torch.cat(unknown) if unknown else None
+        out = self.runner.forward([item.row_input for item in items], token_ids)
         logits, scores = self._score_prompts(out.logits, items)
         verified = verify(logits, [item.request for item in items if item.request])
         self._move_keys([item for item in items if item.request], verified)
         results = iter(verified)
-        pass_s = time.perf_counter() - start
+        pass_s = start.seconds_until(Moment(device))
         states_of: Sequence[torch.Tensor | None] = out.states or [None] * len(items)
         events = []
         for item, states in zip(items, states_of, strict=True):
@@ -152,29 +157,22 @@ class TorchTarget(CachedModel[_TargetSequence]):
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request, scored=scored, num_again=num_again)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
-        _, drafts, probs, parents = verified
-        if probs is not None:
-            probs = probs.to(self.runner.config.device)  # the draft may have its own device
-        tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
-        return _Item(
-            work.sequence,
-            RowInput(
-                row.index,
-                row.num_cached,
-                tokens,
-                len(tokens),
-                parents=parents,
-                adapter=state.adapter,
-            ),
-            VerifyRequest(
-                sampling,
-                position,
-                state.history,
-                drafts=drafts,
-                draft_probs=probs,
-                parents=parents,
-            ),
+        drafts, device = verified.drafts, self.runner.config.device
+        # The draft model may have its own device.
+        probs, on_device = (
+            None if tensor is None else tensor.to(device)
+            for tensor in (verified.draft_probs, verified.on_device)
         )
+        if on_device is not None and not self.runner.is_asynchronous:
+            drafts, on_device = tuple(on_device.tolist()), None
+        tokens, parents = (state.tokens[-1], *drafts), verified.parents
+        read = RowInput(
+            row.index, row.num_cached, tokens, len(tokens), parents=parents, adapter=state.adapter
+        )
+        request = VerifyRequest(
+            sampling, row.num_cached + 1, state.history, drafts, probs, parents, on_device
+        )
+        return _Item(work.sequence, read, request)
 
     def _move_keys(self, items: Sequence[_Item], results: Sequence[VerifyResult]) -> None:
         """Move the keys of accepted tokens of trees to where those of a chain are, for all rows

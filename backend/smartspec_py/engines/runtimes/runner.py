@@ -192,8 +192,7 @@ class Runner(ABC):
     ) -> PassOutput:
         """Run one pass over all inputs, and write their keys and values to their rows.
 
-        token_ids: the tokens of all inputs, [N], if they are on the device already; then those of
-        the inputs are not used.
+        token_ids: the tokens that only the device knows, [n]. In the inputs, they are NO_TOKEN.
         """
 
     def move_keys(self, sources: Sequence[int], destinations: Sequence[int]) -> None:

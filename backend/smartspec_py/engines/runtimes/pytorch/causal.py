@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -35,6 +34,7 @@ from smartspec_py.engines.runtimes.pytorch.packed import (
     NUM_SCRATCH,
     PackedBatch,
     RowCache,
+    complete,
     pack,
     wanted_of,
 )
@@ -165,9 +165,7 @@ class PyTorchRunner(Runner):
         start = time.perf_counter()
         packed, firsts = pack(inputs, self.cache, self.config.device)
         if token_ids is not None:
-            whole = [replace(row, num_logits=len(row.tokens)) for row in inputs]
-            places = on_device(wanted_of(whole, firsts), self.config.device)
-            packed.token_ids[0].index_copy_(0, places, token_ids)
+            complete(packed.token_ids[0], token_ids, inputs, firsts)
         output = self._output(*self._model(packed, self.cache), inputs, firsts)
         self.passes_s += time.perf_counter() - start
         return output

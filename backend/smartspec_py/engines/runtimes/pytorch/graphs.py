@@ -49,7 +49,13 @@ from smartspec_py.engines.runtimes.pytorch.layout import (
     lay_out,
     size_of,
 )
-from smartspec_py.engines.runtimes.pytorch.packed import PackedBatch, RowCache, pack, states_of
+from smartspec_py.engines.runtimes.pytorch.packed import (
+    PackedBatch,
+    RowCache,
+    complete,
+    pack,
+    states_of,
+)
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -208,7 +214,7 @@ class GraphRunner(PyTorchRunner):
         start = time.perf_counter()
         firsts = self._stage(inputs, shape.num_tokens)
         if token_ids is not None:
-            self._lines(shape.num_tokens)[Line.TOKEN_ID, : len(token_ids)].copy_(token_ids)
+            complete(self._lines(shape.num_tokens)[Line.TOKEN_ID], token_ids, inputs, firsts)
         self._graphs[shape]()
         self.num_replays += 1
         states = self._states

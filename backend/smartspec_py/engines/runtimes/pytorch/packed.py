@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from smartspec_py.core.types import NO_TOKEN
+from smartspec_py.engines.device import on_device
 from smartspec_py.engines.runtimes.pytorch.layout import seen_bits
 from smartspec_py.engines.runtimes.runner import RowInput
 
@@ -123,6 +125,20 @@ def pack(
         adapters=torch.tensor(adapters, device=device) if any(adapters) else None,
     )
     return packed, firsts
+
+
+def complete(
+    staged: torch.Tensor, given: torch.Tensor, inputs: Sequence[RowInput], firsts: Sequence[int]
+) -> None:
+    """Write the given tokens to those of the pass [N] that are NO_TOKEN, in the order of the
+    inputs. firsts: see `pack`."""
+    places = [
+        first + j
+        for first, item in zip(firsts, inputs, strict=True)
+        for j, token in enumerate(item.tokens)
+        if token == NO_TOKEN
+    ]
+    staged.index_copy_(0, on_device(places, staged.device), given)
 
 
 def wanted_of(inputs: Sequence[RowInput], firsts: Sequence[int]) -> list[int]:
