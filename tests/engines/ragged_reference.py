@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from smartspec_py.engines.runtimes.pytorch.layout import Line
+from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores
 
 
 def attend(
@@ -14,10 +15,8 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     lines: torch.Tensor,
+    of_layer: Scores = PLAIN,
     *,
-    window: int | None = None,
-    scaling: float | None = None,
-    softcap: float | None = None,
     max_len: int,
     **_: Any,
 ) -> torch.Tensor:
@@ -31,12 +30,12 @@ def attend(
     )
     key = torch.arange(len(keys), device=keys.device)[None]
     sees = (key <= slot) & (key >= lines[Line.FIRST_SLOT][:, None])
-    sees &= key > slot - (max_len if window is None else window)
+    sees &= key > slot - (of_layer.window or max_len)
     sees &= (key < input_slot) | ((seen >> (key - input_slot).clamp(0, 63)) & 1).bool()
     grouped = queries.view(num_tokens, num_kv_heads, -1, head_dim)
     scores = torch.einsum("nksd,tkd->nkst", grouped, keys)
-    scores = scores * (head_dim**-0.5 if scaling is None else scaling)
-    if softcap is not None:
+    scores = scores * of_layer.scale(head_dim)
+    if (softcap := of_layer.softcap) is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~sees[:, None, None], float("-inf"))
     weights = scores.softmax(-1)

@@ -10,13 +10,13 @@ import importlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import ragged_reference
 import torch
 
 from smartspec_py.engines.runtimes.pytorch.layout import Line, Tiling, lay_out, size_of
+from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores
 from smartspec_py.engines.runtimes.runner import RowInput
 
 HAS_GPU = torch.cuda.is_available()
@@ -40,13 +40,7 @@ class Case:
     head_dim: int = 16
     dtype: torch.dtype = torch.float32
     max_len: int = MAX_LEN
-    window: int | None = None
-    scaling: float | None = None
-    softcap: float | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"window": self.window, "scaling": self.scaling, "softcap": self.softcap}
+    scores: Scores = PLAIN
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """keys, values of all slots, and a query for each slot."""
@@ -77,11 +71,12 @@ def attended(
     """The kernel's result for the tokens of the inputs. A token's query belongs to its slot."""
     lines, tiling = staged(case, inputs, size)
     keys, values, queries = case.tensors()
-    given = queries[lines[Line.SLOT]], keys, values, lines
-    options = {"tiling": tiling, "max_len": case.max_len, **case.options}
+    given = queries[lines[Line.SLOT]], keys, values
+    options = {"tiling": tiling, "max_len": case.max_len}
     context_len = context_len or case.max_len
-    found = attention.attend(*given, context_len=context_len, **options)
-    expected = ragged_reference.attend(*(x.double() for x in given[:3]), lines, **options)
+    found = attention.attend(*given, lines, case.scores, context_len=context_len, **options)
+    exact = (tensor.double() for tensor in given)
+    expected = ragged_reference.attend(*exact, lines, case.scores, **options)
     num_tokens = sum(len(item.tokens) for item in inputs)
     tolerance = 5e-6 if case.dtype is torch.float32 else 2e-2
     torch.testing.assert_close(
@@ -101,9 +96,9 @@ CASES = {
     "plain": Case(),
     "one head": Case(num_kv_heads=1, num_shared=1),
     "three heads share a key head of 12": Case(num_shared=3, head_dim=12),
-    "window": Case(window=11),
-    "window of one": Case(window=1),
-    "softcap": Case(softcap=2.0, scaling=0.7),
+    "window": Case(scores=Scores(window=11)),
+    "window of one": Case(scores=Scores(window=1)),
+    "softcap": Case(scores=Scores(softcap=2.0, scaling=0.7)),
     # Triton's interpreter multiplies the bits of bfloat16 as integers.
     "half": Case(dtype=torch.bfloat16 if HAS_GPU else torch.float16),
 }
@@ -160,7 +155,7 @@ def test_long_rows_by_one_program_and_by_several(monkeypatch: pytest.MonkeyPatch
     """With splits of 64 keys, some of which the window excludes."""
     monkeypatch.setattr(attention, "SPLIT_KEYS", 64)
     inputs = [some(3, 150, 5), some(0, 120, 30), some(1, 63, 1), some(2, 5, 2), some(4, 130, 1)]
-    for case in (CASES["plain"], replace(CASES["plain"], window=70)):
+    for case in (CASES["plain"], replace(CASES["plain"], scores=Scores(window=70))):
         divided = attended(case, inputs)
         monkeypatch.setattr(attention, "MOST_DIVIDED", 0)
         assert torch.equal(attended(case, inputs), divided)

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from smartspec_py.engines.runtimes.pytorch.layout import SPLIT_KEYS, Line, Tiling
+from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores
 
 BLOCK_KEYS = 64
 
@@ -40,20 +41,17 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     lines: torch.Tensor,
+    scores: Scores = PLAIN,
     *,
     tiling: Tiling,
     max_len: int,
     context_len: int,
-    window: int | None = None,
-    scaling: float | None = None,
-    softcap: float | None = None,
 ) -> torch.Tensor:
     """The attention of a laid out pass: queries [N, heads, D] -> [N, heads * D]. Padding tokens get
     any numbers.
 
     keys, values: of all slots, [slots, kv_heads, D], with those of this pass. lines: [lines, N],
     see `layout.Line`. max_len: slots of a row. context_len: no row of the pass has more keys.
-    window, scaling, softcap: see `Attention`.
     """
     num_tokens, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
@@ -69,7 +67,7 @@ def attend(
     numbers = {
         "num_tokens": num_tokens,
         "max_len": max_len,
-        "window": max_len if window is None else window,
+        "window": scores.window or max_len,
         "NUM_KV_HEADS": num_kv_heads,
         "NUM_SHARED": num_shared,
         "PADDED_SHARED": triton.next_power_of_2(num_shared),
@@ -77,10 +75,10 @@ def attend(
         "PADDED_DIM": max(16, triton.next_power_of_2(head_dim)),
         "SPLIT": SPLIT_KEYS,
     }
-    scores: dict[str, Any] = {
-        "scale": head_dim**-0.5 if scaling is None else scaling,
-        "softcap": softcap or 1.0,
-        "HAS_SOFTCAP": softcap is not None,
+    more: dict[str, Any] = {
+        "scale": scores.scale(head_dim),
+        "softcap": scores.softcap or 1.0,
+        "HAS_SOFTCAP": scores.softcap is not None,
         "BLOCK": BLOCK_KEYS,
         "num_warps": 4,
         "num_stages": 2,
@@ -89,13 +87,13 @@ def attend(
     short = lines[Line.SHORT_TILE], lines[Line.SHORT_COUNT]
     is_divided, grid = num_splits > 1, (tiling.num_short(num_tokens), num_kv_heads)
     options = {"TILE": tiling.short, **numbers}
-    _attend_tiles[*grid, num_splits](*given, *short, IS_DIVIDED=is_divided, **options, **scores)
+    _attend_tiles[*grid, num_splits](*given, *short, IS_DIVIDED=is_divided, **options, **more)
     if is_divided:
         _join_splits[grid](*split_results, *short, **options)
     if num_long := tiling.num_long(num_tokens):
         long = lines[Line.LONG_TILE], lines[Line.LONG_COUNT]
         options = {"TILE": tiling.long, **numbers}
-        _attend_tiles[num_long, num_kv_heads](*given, *long, IS_DIVIDED=False, **options, **scores)
+        _attend_tiles[num_long, num_kv_heads](*given, *long, IS_DIVIDED=False, **options, **more)
     return out.flatten(1)
 
 

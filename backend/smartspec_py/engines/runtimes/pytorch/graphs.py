@@ -50,8 +50,9 @@ from smartspec_py.engines.runtimes.pytorch.layout import (
     size_of,
 )
 from smartspec_py.engines.runtimes.pytorch.packed import (
+    PLAIN,
     PackedBatch,
-    RowCache,
+    Scores,
     complete,
     pack,
     states_of,
@@ -87,35 +88,6 @@ def kernel() -> Callable[..., torch.Tensor]:
     from smartspec_py.engines.runtimes.pytorch.attention import attend
 
     return attend
-
-
-class GraphAttention:
-    """The `Attention` of a laid out pass."""
-
-    def __init__(self, cache: RowCache, lines: torch.Tensor, **options: Any) -> None:
-        """lines: see `layout.Line`. options: of `attention.attend`."""
-        self._cache, self._lines = cache, lines
-        self._attend = partial(kernel(), **options)
-
-    def __call__(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        window: int | None = None,
-        scaling: float | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """See `Attention`."""
-        keys, values = self._cache.by_slot[layer]
-        return self._attend(
-            queries.to(keys.dtype),
-            keys,
-            values,
-            self._lines,
-            window=window,
-            scaling=scaling,
-            softcap=softcap,
-        )
 
 
 class GraphRunner(PyTorchRunner):
@@ -167,12 +139,12 @@ class GraphRunner(PyTorchRunner):
 
     def _allocate(self) -> None:
         """Make the static buffers, after one plain pass that shows their widths."""
-        config, most, given = self.config, SIZES[-1], None
+        device, most, given = self.config.device, SIZES[-1], None
         if self._model.reads_states:
-            given = torch.zeros(most, self._model.config.hidden_size, dtype=config.dtype)
-            given = given.to(config.device)
+            shape = most, self._model.config.hidden_size
+            given = torch.zeros(shape, dtype=self.config.dtype, device=device)
         probe = RowInput(0, 0, [0], 1, states=None if given is None else given[:1])
-        packed, _ = pack([probe], self.cache, config.device)
+        packed, _ = pack([probe], self.cache, device)
         hidden, states = self._model(packed, self.cache)
         self._staged = packed.slots.new_zeros(len(Line) * most)
         self._given = given
@@ -183,17 +155,15 @@ class GraphRunner(PyTorchRunner):
 
     def _compare(self) -> None:
         """Raise RuntimeError if a captured pass computes something else than a plain one."""
-        generator = torch.Generator().manual_seed(0)
-        lengths = [24, 3, 1][: self.config.num_rows]
         inputs = []
-        for row, length in enumerate(lengths):
+        for row, length in enumerate([24, 3, 1][: self.config.num_rows]):
             num_tokens = min(length, self.config.max_len)
-            tokens = torch.randint(self.config.vocab_size, (num_tokens,), generator=generator)
+            tokens = [(31 * i + row) % self.config.vocab_size for i in range(num_tokens)]
             states = None
             if self._given is not None:
-                states = torch.randn(num_tokens, self._given.shape[1], generator=generator)
-                states = states.to(self._given)
-            inputs.append(RowInput(row, 0, tokens.tolist(), num_tokens, states=states))
+                numbers = torch.arange(self._given[:num_tokens].numel()).sin()
+                states = numbers.view(num_tokens, -1).to(self._given)
+            inputs.append(RowInput(row, 0, tokens, num_tokens, states=states))
         captured, plain = self.forward(inputs).logits, super().forward(inputs).logits
         for row_input in inputs:
             self.cache.clear_row(row_input.row)
@@ -248,17 +218,22 @@ class GraphRunner(PyTorchRunner):
         addresses."""
         num_tokens = shape.num_tokens
         lines = self._lines(num_tokens)
+        attend = partial(
+            kernel(),
+            tiling=self._tiling,
+            max_len=self.config.max_len,
+            context_len=shape.context_len,
+        )
+
+        def attention(layer: int, queries: torch.Tensor, scores: Scores = PLAIN) -> torch.Tensor:
+            keys, values = self.cache.by_slot[layer]
+            return attend(queries.to(keys.dtype), keys, values, lines, scores)
+
         packed = PackedBatch(
             token_ids=lines[Line.TOKEN_ID][None],
             positions=lines[Line.POSITION][None],
             slots=lines[Line.SLOT],
-            attention=GraphAttention(
-                self.cache,
-                lines,
-                tiling=self._tiling,
-                max_len=self.config.max_len,
-                context_len=shape.context_len,
-            ),
+            attention=attention,
             states=None if self._given is None else self._given[:num_tokens],
             adapters=lines[Line.ADAPTER],
         )

@@ -59,23 +59,31 @@ class AttentionGroup:
     places: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a layer scores keys.
+
+    window: a query at position p sees the keys at p - window + 1 to p; None means all keys up to p.
+    scaling: None means D ** -0.5. softcap: scores are limited to +-softcap by tanh before masking.
+    """
+
+    window: int | None = None
+    scaling: float | None = None
+    softcap: float | None = None
+
+    def scale(self, head_dim: int) -> float:
+        return head_dim**-0.5 if self.scaling is None else self.scaling
+
+
+PLAIN = Scores()
+
+
 class Attention(Protocol):
     """The attention of one pass."""
 
-    def __call__(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        window: int | None = None,
-        scaling: float | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """[N, heads, D] -> [N, heads * D] in the cache's precision, over the keys now in the rows.
-
-        window: a query at position p sees the keys at p - window + 1 to p; None means all keys up
-        to p. scaling: of the scores; None means D ** -0.5. softcap: scores are limited to +-softcap
-        by tanh before masking.
-        """
+    def __call__(self, layer: int, queries: torch.Tensor, scores: Scores = PLAIN) -> torch.Tensor:
+        """[N, heads, D] -> [N, heads * D] in the cache's precision, over the keys now in the
+        rows."""
         ...
 
 
@@ -284,7 +292,7 @@ def packed_attention(
     """The function that Transformers calls: query [1, heads, N, D] -> [1, N, heads, D]."""
     assert attention is not None, "the model does not pass keyword arguments on to its attention"
     tokens = query[0].transpose(0, 1)
-    attended = attention(module.layer_idx, tokens, sliding_window, scaling, softcap)
+    attended = attention(module.layer_idx, tokens, Scores(sliding_window, scaling, softcap))
     return attended.view(tokens.shape)[None].to(query.dtype), None
 
 
@@ -294,7 +302,7 @@ def additive_mask(
     """The mask that is added to scores: 0 or minus infinity, [rows, 1, num_shared * width,
     context_len].
 
-    num_shared: query heads that share a key head, see `attend`. window: see `Attention`.
+    num_shared: query heads that share a key head, see `attend`. window: see `Scores`.
     """
     seen = group.mask
     if window is not None and window < seen.shape[-1]:
@@ -314,23 +322,16 @@ class PassAttention:
             (group, cache.read_by(group), {}) for group in groups
         ]
 
-    def __call__(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        window: int | None = None,
-        scaling: float | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, queries: torch.Tensor, scores: Scores = PLAIN) -> torch.Tensor:
         """See `Attention`."""
-        queries, parts = queries.to(self._dtype), []
+        queries, window, parts = queries.to(self._dtype), scores.window, []
         for group, read, masks in self._calls:
             keys, values = read[layer]
             if window not in masks:
                 num_shared = queries.shape[1] // keys.shape[1]
                 masks[window] = additive_mask(group, num_shared, self._dtype, window)
             tokens = queries[group.tokens]
-            parts.append(attend(tokens, keys, values, group, masks[window], scaling, softcap))
+            parts.append(attend(tokens, keys, values, group, masks[window], scores))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -340,13 +341,11 @@ def attend(
     values: torch.Tensor,
     group: AttentionGroup,
     mask: torch.Tensor,
-    scaling: float | None = None,
-    softcap: float | None = None,
+    scores: Scores = PLAIN,
 ) -> torch.Tensor:
     """tokens [N, heads, D] of a group -> [N, heads * D].
 
     keys, values: of the group's rows, [rows, kv_heads, context_len, D]. mask: see `additive_mask`.
-    scaling, softcap: see `Attention`.
     """
     num_heads, head_dim = tokens.shape[1:]
     num_rows, num_kv_heads = keys.shape[:2]
@@ -358,12 +357,13 @@ def attend(
     # Query heads that share a key head are treated as more query tokens of that head. Then the keys
     # are read once and never copied.
     queries = queries.reshape(num_rows, num_kv_heads, num_shared * width, head_dim)
-    if softcap is None:
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    if (cap := scores.softcap) is None:
+        scale = scores.scaling
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     else:
-        scale = head_dim**-0.5 if scaling is None else scaling
-        scores = softcap * torch.tanh(queries @ keys.transpose(-1, -2) * (scale / softcap))
-        out = torch.softmax(scores + mask, dim=-1) @ values
+        scale = scores.scale(head_dim) / cap
+        capped = cap * torch.tanh(queries @ keys.transpose(-1, -2) * scale)
+        out = torch.softmax(capped + mask, dim=-1) @ values
     out = out.reshape(num_rows, num_heads, width, head_dim).transpose(1, 2)
     out = out.reshape(num_rows * width, num_heads * head_dim)
     return out if group.places is None else out.index_select(0, group.places)
