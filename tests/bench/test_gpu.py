@@ -1,4 +1,4 @@
-"""The script for a GPU, tried on a CPU: each part prints its table."""
+"""The scripts for a GPU, tried on a CPU: each part prints its tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import pytest
 import ragged_reference
 
-from smartspec_bench import gpu
+from smartspec_bench import gpu, gpu_served
 from smartspec_py.engines.runtimes.pytorch import graphs
 
 
@@ -30,3 +30,23 @@ def test_all_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     ):
         assert f"### {title}" in printed or title in printed, title
     assert printed.count("in CUDA graphs") == 2
+    assert printed.count("### Products") == 2, "the second in a process of its own"
+    assert "### Products, us\n" in printed
+
+
+@pytest.mark.slow
+def test_served_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each precision is float32 here, so no text may differ."""
+    gpu_served.main(["--dry-run"])
+    printed = capsys.readouterr().out
+    assert "failed" not in printed
+    tables = [text.splitlines() for text in printed.split("### ")[1:]]
+    titles = [lines[0] for lines in tables]
+    loads = ["3 requests, 1 at once", "3 requests, 2 at once"]
+    checks = [f"Texts in {precision}" for precision in gpu_served.CHECKED]
+    assert titles == [*loads, *loads, *loads, *checks]
+    rows = [line.split(" | ") for lines in tables for line in lines[4:] if line.startswith("|")]
+    assert len(rows) > 30
+    assert {row[-1].rstrip(" |") for row in rows} == {"0"}, "texts that differ"
+    drafted = [row for row in rows if row[0].startswith(("| goodput", "| fixed"))]
+    assert any(float(row[-2]) > 0 for row in drafted if len(row) == 8)

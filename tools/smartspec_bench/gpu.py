@@ -2,19 +2,22 @@
 
     python3 -m smartspec_bench.gpu [PART ...] [--dry-run]
 
-The parts are `device`, `attention`, `products`, `passes`, `drafts`, in this order, and each prints
-its table as it ends. Models have the shape of Llama 3.1 8B and random weights. Needs torch with
-CUDA, transformers, and no network. With --dry-run, everything is tiny and runs on a CPU, to try the
-script itself, with TRITON_INTERPRET=1.
+The parts are `device`, `attention`, `products`, `products_without_splits`, `passes`, `drafts`, in
+this order, and each prints its tables as it ends. Models have the shape of Llama 3.1 8B and random
+weights. Needs torch with CUDA, transformers, and no network. With --dry-run, everything is tiny and
+runs on a CPU, to try the script itself, with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +34,13 @@ from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import Float8Linear, has_float8, use_float8
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.pytorch.layout import Tiling, lay_out, size_of
-from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
+from smartspec_py.engines.runtimes.pytorch.layout import SHORT, SPLIT_KEYS, Tiling, lay_out, size_of
+from smartspec_py.engines.runtimes.pytorch.packed import (
+    ATTENTION_NAME,
+    NUM_SCRATCH,
+    RowCache,
+    pack,
+)
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 LLAMA_8B: dict[str, Any] = {
@@ -125,83 +133,114 @@ def device(run: Run) -> None:
     table("Bandwidth", ["device", "copy, TB/s", "read, TB/s"], rows)
 
 
-def attention(run: Run) -> None:
-    """The kernel against float64, its bits, and its time beside PyTorch's attention."""
-    from smartspec_py.engines.runtimes.pytorch.attention import attend
+class OneLayer:
+    """Attention of one layer over random keys: by the kernel, and by PyTorch."""
 
-    num_heads, num_kv_heads = run.model["num_attention_heads"], run.model["num_key_value_heads"]
-    head_dim = run.model["hidden_size"] // num_heads
-    num_rows, max_len = (4, 256) if run.is_dry else (64, 8192)
-    shape = num_rows * max_len + 16, num_kv_heads, head_dim
-    generator = torch.Generator(run.device).manual_seed(0)
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.num_heads, num_kv_heads = (
+            run.model[name] for name in ("num_attention_heads", "num_key_value_heads")
+        )
+        self.head_dim = run.model["hidden_size"] // self.num_heads
+        self.num_shared = self.num_heads // num_kv_heads
+        self.num_rows, self.max_len = (4, 256) if run.is_dry else (64, 8192)
+        self._generator = torch.Generator(run.device).manual_seed(0)
+        num_slots = self.num_rows * self.max_len + NUM_SCRATCH
+        storage = self._some(1, 2, num_slots, num_kv_heads, self.head_dim)
+        self.cache = RowCache(storage, self.num_rows)
+        self.tiling = Tiling.of(self.num_rows, self.num_shared)
 
-    def some(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator, device=run.device).to(run.dtype)
+    def _some(self, *sizes: int) -> torch.Tensor:
+        made = torch.randn(sizes, generator=self._generator, device=self.run.device)
+        return made.to(self.run.dtype)
 
-    keys, values = some(*shape), some(*shape)
-    tiling = Tiling.of(num_rows, num_heads // num_kv_heads)
+    def queries(self, inputs: Sequence[RowInput]) -> torch.Tensor:
+        return self._some(sum(len(item.tokens) for item in inputs), self.num_heads, self.head_dim)
 
-    def call(inputs: Sequence[RowInput], queries: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def kernel(self, inputs: Sequence[RowInput], queries: torch.Tensor) -> Callable[[], Any]:
+        from smartspec_py.engines.runtimes.pytorch.attention import attend
+
         size = size_of(inputs)
         assert size is not None
-        made, _ = lay_out(inputs, size, tiling, max_len, num_rows * max_len)
-        lines = torch.from_numpy(made).to(run.device)
+        made, _ = lay_out(inputs, size, self.tiling, self.max_len, self.cache.scratch_slot)
         longest = max(item.position + len(item.tokens) for item in inputs)
-        context_len = 1024 if longest <= 1024 else max_len
-        padded = queries.new_zeros(size, num_heads, head_dim)
+        padded = queries.new_zeros(size, *queries.shape[1:])
         padded[: len(queries)] = queries
-        return lambda: attend(
-            padded, keys, values, lines, tiling=tiling, max_len=max_len, context_len=context_len
+        return partial(
+            attend,
+            padded,
+            *self.cache.by_slot[0],
+            torch.from_numpy(made).to(self.run.device),
+            tiling=self.tiling,
+            max_len=self.max_len,
+            context_len=SPLIT_KEYS if longest <= SPLIT_KEYS else self.max_len,
         )
 
-    rng, worst, same = random.Random(0), 0.0, [0, 0]
+    def pytorch(self, inputs: Sequence[RowInput], queries: torch.Tensor) -> Callable[[], Any]:
+        packed, _ = pack(inputs, self.cache, self.run.device)
+        return partial(packed.attention, 0, queries)
+
+    def exact(self, item: RowInput, queries: torch.Tensor) -> torch.Tensor:
+        """In float64, of one input."""
+        first = item.row * self.max_len
+        last = first + item.position + len(item.tokens)
+        keys, values = (
+            held[first:last].double().repeat_interleave(self.num_shared, 1).transpose(0, 1)
+            for held in self.cache.by_slot[0]
+        )
+        mask = torch.arange(last - first, device=self.run.device)
+        mask = mask[None] <= torch.tensor(item.positions, device=self.run.device)[:, None]
+        tokens = queries.double().transpose(0, 1)
+        out = scaled_dot_product_attention(tokens, keys, values, attn_mask=mask)
+        return out.transpose(0, 1).flatten(1)
+
+    def in_chunks(self, item: RowInput, queries: torch.Tensor) -> torch.Tensor:
+        """By the kernel, as a prompt that is read in two parts."""
+        half, parts = len(item.tokens) // 2, []
+        for start, own in zip((0, half), (queries[:half], queries[half:]), strict=True):
+            chunk = RowInput(item.row, item.position + start, [0] * len(own), 1)
+            parts.append(self.kernel([chunk], own)()[: len(own)])
+        return torch.cat(parts)
+
+
+def attention(run: Run) -> None:
+    """The kernel against float64, its bits, and its time beside PyTorch's attention."""
+    layer, rng, worst = OneLayer(run), random.Random(0), 0.0
+    alone, chunked = list[bool](), list[bool]()
     for _ in range(2 if run.is_dry else 12):
         inputs = []
-        for row in rng.sample(range(num_rows), rng.randint(1, min(8, num_rows))):
+        for row in rng.sample(range(layer.num_rows), rng.randint(1, min(8, layer.num_rows))):
             num = rng.choice([1, 1, 2, 5, 8, 60])
-            inputs.append(RowInput(row, rng.randrange(max_len - num), [0] * num, 1))
+            inputs.append(RowInput(row, rng.randrange(layer.max_len - num), [0] * num, 1))
         counts = [len(item.tokens) for item in inputs]
-        queries = some(sum(counts), num_heads, head_dim)
-        found = call(inputs, queries)()[: sum(counts)]
+        queries = layer.queries(inputs)
+        found = layer.kernel(inputs, queries)()[: len(queries)]
         parts = zip(inputs, torch.split(queries, counts), torch.split(found, counts), strict=True)
         for item, own, together in parts:
-            first = item.row * max_len
-            last = first + item.position + len(item.tokens)
-            row_keys, row_values = (
-                held[first:last].double().repeat_interleave(num_heads // num_kv_heads, 1)
-                for held in (keys, values)
-            )
-            mask = torch.arange(last - first, device=run.device)
-            mask = mask[None] <= torch.tensor(item.positions, device=run.device)[:, None]
-            exact = scaled_dot_product_attention(
-                own.double().transpose(0, 1),
-                row_keys.transpose(0, 1),
-                row_values.transpose(0, 1),
-                attn_mask=mask,
-            )
-            exact = exact.transpose(0, 1).flatten(1)
-            worst = max(worst, float((together.double() - exact).abs().max()))
-            same[0] += int(torch.equal(call([item], own)()[: len(own)], together))
-            same[1] += 1
-    table(
-        "Attention: random passes",
-        ["largest error", "inputs whose bits are those alone"],
-        [[worst, f"{same[0]} of {same[1]}"]],
-    )
+            worst = max(worst, float((together.double() - layer.exact(item, own)).abs().max()))
+            alone.append(torch.equal(layer.kernel([item], own)()[: len(own)], together))
+            if len(own) > 2 * SHORT:
+                chunked.append(torch.equal(layer.in_chunks(item, own), together))
+    same = [f"{sum(equal)} of {len(equal)}" for equal in (alone, chunked)]
+    head = ["largest error", "inputs whose bits are those alone", "prompts, in chunks"]
+    table("Attention: random passes", head, [[worst, *same]])
+    mixes = {
+        f"{num} x {width} after {context_len}": _rows(num, width, context_len)
+        for num, width in [(1, 1), (1, 8), (8, 1), (8, 8), (32, 1), (32, 4), (64, 1), (64, 8)]
+        for context_len in (400, 7900)
+    }
+    if run.is_dry:
+        mixes = {"2 x 3 after 100": _rows(2, 3, 100)}
+    last = layer.num_rows - 1
+    for num in (1, 8):
+        prompt = RowInput(last, 0, [0] * 100, 1)
+        mixes[f"{last} x {num} and a prompt of 100"] = [*_rows(last, num, 100), prompt]
     rows = []
-    mixes = [(1, 1), (1, 8), (8, 1), (8, 8), (32, 1), (32, 4), (64, 1), (64, 8)]
-    for num, width in mixes if not run.is_dry else [(2, 3)]:
-        for context_len in (400, 7900) if not run.is_dry else (100,):
-            inputs = [RowInput(row, context_len, [0] * width, 1) for row in range(num)]
-            queries = some(num * width, num_heads, head_dim)
-            us = 1e3 * run.kernel_ms(call(inputs, queries))
-            rows.append([f"{num} x {width}", context_len, us])
-    mixed = [RowInput(row, 100, [0], 1) for row in range(num_rows - 1)]
-    mixed.append(RowInput(num_rows - 1, 0, [0] * 100, 1))
-    queries = some(num_rows + 99, num_heads, head_dim)
-    us = 1e3 * run.kernel_ms(call(mixed, queries))
-    rows.append([f"{num_rows - 1} x 1 and a prompt of 100", 100, us])
-    table("Attention: one layer", ["rows x tokens", "context", "us"], rows)
+    for name, inputs in mixes.items():
+        queries = layer.queries(inputs)
+        ways = layer.kernel(inputs, queries), layer.pytorch(inputs, queries)
+        rows.append([name, *(1e3 * run.kernel_ms(way) for way in ways)])
+    table("Attention: one layer, us", ["rows x tokens", "kernel", "PyTorch"], rows)
 
 
 def products(run: Run) -> None:
@@ -229,6 +268,15 @@ def products(run: Run) -> None:
         if has_float8(run.device):
             rows.append([f"{name}, float8", *times(Float8Linear(layer), tokens), "-"])
     table("Products, us", ["product", *map(str, sizes), "sizes with equal bits"], rows)
+
+
+def products_without_splits(run: Run) -> None:
+    """The same where cuBLAS has no memory to divide the sums of a product."""
+    command = [sys.executable, "-m", "smartspec_bench.gpu", products.__name__]
+    command += ["--dry-run"] * run.is_dry
+    settings = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+    print(done.stdout or done.stderr, flush=True)
 
 
 def passes(run: Run) -> None:
@@ -332,26 +380,33 @@ def _pass_ms(run: Run, runner: GraphRunner, inputs: Sequence[RowInput]) -> float
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    part.__name__: part for part in (device, attention, products, passes, drafts)
+    part.__name__: part
+    for part in (device, attention, products, products_without_splits, passes, drafts)
 }
 
 
-def main(arguments: Sequence[str]) -> None:
-    is_dry = "--dry-run" in arguments
-    names = [name for name in arguments if not name.startswith("--")] or list(PARTS)
-    run = Run(torch.device("cpu"), torch.float32, TINY, 2)
-    if not is_dry:
-        run = Run(torch.device("cuda"), torch.bfloat16, LLAMA_8B, 20)
-    for name in names:
+def run_parts(
+    parts: Mapping[str, Callable[[Any], None]], arguments: Sequence[str], run: Any, *, is_dry: bool
+) -> None:
+    """The named parts, or all. A part that fails does not end the others, but for a dry run."""
+    for name in [name for name in arguments if name in parts] or list(parts):
         start = time.perf_counter()
         try:
-            with torch.inference_mode():
-                PARTS[name](run)
-        except Exception as error:  # the next parts are independent
+            parts[name](run)
+        except Exception as error:
             print(f"\n{name} failed: {type(error).__name__}: {error}", flush=True)
             if is_dry:
                 raise
+        gc.collect()  # models and their graphs
         print(f"\n({name}: {time.perf_counter() - start:.0f} s)", flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    run = Run(torch.device("cpu"), torch.float32, TINY, 2)
+    if "--dry-run" not in arguments:
+        run = Run(torch.device("cuda"), torch.bfloat16, LLAMA_8B, 20)
+    with torch.inference_mode():
+        run_parts(PARTS, arguments, run, is_dry=run.is_dry)
 
 
 if __name__ == "__main__":

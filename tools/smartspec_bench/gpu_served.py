@@ -1,0 +1,216 @@
+"""Served texts on a GPU: policies under load, and tokens that differ. One table for each load.
+
+    python3 -m smartspec_bench.gpu_served [PART ...] [--dry-run] [MODEL [HEADS]]
+
+The parts are `policies`, `trees`, `float8`, `texts`, in this order, and each table is printed as it
+ends. MODEL and HEADS are folders. Without them, it is the shipped tiny pair, expanded to 1 B and
+40 M; `trees` has its Medusa heads instead of its draft model. With --dry-run, loads are tiny and
+the tiny pair itself runs on a CPU, to try the script.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smartspec_bench.exactness import (
+    NO_SPECULATION,
+    CheckArm,
+    check_pair_exactness,
+    force_drafting,
+    reference,
+)
+from smartspec_bench.expand import PRESETS, expand, expand_medusa
+from smartspec_bench.gpu import run_parts, table
+from smartspec_bench.lockstep import NONE, Feed, Side, serve
+from smartspec_bench.plan import Due
+from smartspec_bench.prompts import MIXED, PROMPT_SEED, TINY, Prompt, chat_template, generated
+from smartspec_bench.results import phase_of
+from smartspec_launch import paths
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import ServerConfig
+from smartspec_py.engines.runtimes.pytorch.float8 import has_float8
+from smartspec_py.serving.build import build_engine
+from smartspec_testing.local import serving
+
+TINY_PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
+EXPANDED = Path(".smartspec") / "gpu_pair"
+
+GOODPUT, CHAINS = "goodput", "goodput without trees"
+FIXED = ("fixed:1", "fixed:3", "fixed:7")
+
+NUM_REQUESTS = {1: 12, 64: 256, 8: 32, 32: 128, 4: 16}
+"""By the number at once, as in docs/research/performance-gpu.md."""
+
+CHECKED = {"float32": 5_000, "bfloat16": 200_000, "fp8": 200_000}
+"""Tokens that are compared, at least."""
+
+COLUMNS = ("policy", "time", "tokens/s", "mean, ms", "p99", "first token", "drafts", "texts differ")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served. draft: a model. heads: used where there is no draft. workload: see
+    `prompts`."""
+
+    model: Path
+    draft: Path | None
+    heads: Path | None
+    workload: str
+    is_dry: bool
+
+    def config(self, num_rows: int, precision: str = "bfloat16") -> ServerConfig:
+        """precision: of the weights."""
+        is_float8, dtype = precision == "fp8", precision
+        engine = {
+            "kind": "torch",
+            "model": str(self.model.absolute()),
+            "draft": None if self.draft is None else str(self.draft.absolute()),
+            "heads": None if self.draft or not self.heads else str(self.heads.absolute()),
+            "device": "cpu" if self.is_dry else "cuda",
+            "runtime": "torch",
+            "dtype": "float32" if self.is_dry else "bfloat16" if is_float8 else dtype,
+            "weights": "fp8" if is_float8 and not self.is_dry else "stored",
+            "profile_cache": str(paths.profile_cache().absolute()),
+        }
+        limits: dict[str, Any] = {"max_sequences": num_rows, "max_queue": 4096}
+        limits |= {"max_context_len": 512} | ({"profile_s": 0.0} if self.is_dry else {})
+        return ServerConfig.model_validate({"engine": engine, "limits": limits})
+
+    def side(self, name: str, num_rows: int, precision: str = "bfloat16") -> Side:
+        """A policy with an engine of its own."""
+        config = self.config(num_rows, precision)
+        engine = build_engine(config, Path.cwd())
+        if name == CHAINS:
+            for proposer in engine.proposers.values():
+                able = replace(proposer.capabilities, drafts_trees=False)
+                proposer._capabilities = able  # type: ignore[attr-defined]
+        fields = {"max_tokens": 8 if self.is_dry else 96, "reuse_prefix": False}
+        policy = GOODPUT if name == CHAINS else name
+        return Side(policy, engine, config.limits, fields)
+
+    def prompts(self, num: int, seed: int) -> list[Prompt]:
+        template = chat_template(self.model)
+        return list(islice(generated(self.workload, PROMPT_SEED + seed, template), num))
+
+
+def policies(served: Served) -> None:
+    """No speculation, fixed lengths and goodput. Loops keep what they learned, so the load rises
+    and falls."""
+    _compare(served, (NONE, *FIXED, GOODPUT), (1, 64, 8, 32))
+
+
+def trees(served: Served) -> None:
+    """Goodput with trees of drafts and with chains only."""
+    _compare(replace(served, draft=None), (NONE, CHAINS, GOODPUT), (1, 4, 8))
+
+
+def float8(served: Served) -> None:
+    """Weights of 8 bits beside bfloat16."""
+    if not served.is_dry and not has_float8(torch.device("cuda")):
+        print("\nno float8 on this device")
+        return
+    num_rows = 2 if served.is_dry else 32
+    sides = {
+        f"{policy}, {precision}": served.side(policy, num_rows, precision)
+        for policy in (NONE, GOODPUT)
+        for precision in ("bfloat16", "fp8")
+    }
+    _run(served, sides, (1, 8, 32))
+
+
+def _compare(served: Served, names: Sequence[str], loads: Sequence[int]) -> None:
+    num_rows = 2 if served.is_dry else max(loads)
+    _run(served, {name: served.side(name, num_rows) for name in names}, loads)
+
+
+def _run(served: Served, sides: Mapping[str, Side], loads: Sequence[int]) -> None:
+    """A table for each load, after a warm-up. Times are shares of that of the first side."""
+    _serve(sides, served.prompts(2, seed=0), 2)
+    for load in (1, 2) if served.is_dry else loads:
+        num_requests = 3 if served.is_dry else NUM_REQUESTS[load]
+        _serve(sides, served.prompts(num_requests, seed=load), load)
+        first = next(iter(sides.values()))
+        rows = [
+            (name, side.served_s / first.served_s, *_figures(side, first))
+            for name, side in sides.items()
+        ]
+        table(f"{num_requests} requests, {load} at once", COLUMNS, rows)
+
+
+def _serve(sides: Mapping[str, Side], prompts: Sequence[Prompt], num_at_once: int) -> None:
+    for side in sides.values():
+        side.begin(Feed([Due(0.0, prompt) for prompt in prompts], num_at_once))
+    serve(list(sides.values()))
+
+
+def _figures(side: Side, first: Side) -> tuple[Any, ...]:
+    phase = phase_of(side.policy, ("at once", "", 0.0), 0, side.exchanges)
+    num_tokens = sum(map(len, side.tokens))
+    num_different = sum(a != b for a, b in zip(side.tokens, first.tokens, strict=True))
+    mean_ms, p99_ms, first_ms = phase.e2e_ms["mean"], phase.e2e_ms["p99"], phase.ttft_ms["mean"]
+    speed = num_tokens / side.served_s
+    return speed, mean_ms, p99_ms, first_ms, phase.mean_draft_len, num_different
+
+
+def texts(served: Served) -> None:
+    """Tokens that differ from those without speculation, by precision."""
+    for precision, num_tokens in CHECKED.items():
+        if precision == "fp8" and not served.is_dry and not has_float8(torch.device("cuda")):
+            continue
+        config = served.config(2 if served.is_dry else 32, precision)
+        engine = build_engine(config, Path.cwd())
+        requests = [
+            GenerateParams(prompt.text, 8 if served.is_dry else 64, temperature=temperature)
+            for prompt in served.prompts(1 if served.is_dry else 16, seed=1)
+            for temperature in (0.0, 0.7)
+        ]
+        requests = [replace(one, seed=i, return_log_probs=True) for i, one in enumerate(requests)]
+        arms = [NO_SPECULATION, CheckArm("fixed:3"), CheckArm(GOODPUT)]
+        with serving(engine, config) as server:
+            force_drafting(server, config)
+            cases = reference(server, requests)
+            wanted = 1 if served.is_dry else num_tokens
+            reports = check_pair_exactness(server, cases, arms, wanted)
+        counts = ("tokens", "drafted", "accepted", "bits")
+        rows = [
+            (report.arm, report.mode, *map(report.counts.get, counts), len(report.divergences))
+            for report in reports
+        ]
+        table(f"Texts in {precision}", ("policy", "run", *counts, "texts differ"), rows)
+
+
+PARTS: dict[str, Callable[[Served], None]] = {
+    part.__name__: part for part in (policies, trees, float8, texts)
+}
+
+
+def _expanded() -> Path:
+    """The tiny pair at the cost of larger models."""
+    pair, size = EXPANDED, PRESETS["1b"]
+    if not pair.is_dir():
+        expand(TINY_PAIR / "target", pair / "target", size)
+        expand(TINY_PAIR / "draft", pair / "draft", PRESETS["40m"])
+        expand_medusa(TINY_PAIR / "heads", pair / "heads", size["hidden_size"])
+    return pair
+
+
+def main(arguments: Sequence[str]) -> None:
+    folders = [Path(one) for one in arguments if one not in PARTS and not one.startswith("--")]
+    is_dry = "--dry-run" in arguments
+    if folders:
+        served = Served(folders[0], None, next(iter(folders[1:]), None), MIXED, is_dry)
+    else:
+        pair = TINY_PAIR if is_dry else _expanded()
+        served = Served(pair / "target", pair / "draft", pair / "heads", TINY, is_dry)
+    run_parts(PARTS, arguments, served, is_dry=is_dry)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
