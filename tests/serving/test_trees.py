@@ -75,16 +75,16 @@ def test_options(request_: Request, limits: dict[int, int], depths: list[int]) -
 
 
 def test_room_for_trees() -> None:
-    """In the row, and in the pass: up to 16 requests share 256 nodes."""
+    """In the row, and in the pass: up to 8 requests share 128 nodes."""
     speculation, long = Speculation({"heads": Heads()}), made()
     long.tokens += [1] * 117
     assert len(speculation.views([long], {}, 0.0)[0].options) == 4
     long.tokens.append(1)
     assert len(speculation.views([long], {}, 0.0)[0].options) == 1
-    views = speculation.views([made(number) for number in range(16)], {}, 0.0)
+    views = speculation.views([made(number) for number in range(8)], {}, 0.0)
     assert {view.options[3].max_draft_len for view in views} == {16}
-    assert views[0].options[2].draft_s == pytest.approx(2 * (0.5 / 16 + 0.1 * 15 / 16))
-    many = speculation.views([made(number) for number in range(17)], {}, 0.0)
+    assert views[0].options[2].draft_s == pytest.approx(2 * (0.5 / 8 + 0.1 * 7 / 8))
+    many = speculation.views([made(number) for number in range(9)], {}, 0.0)
     assert {len(view.options) for view in many} == {1}
 
 

@@ -41,6 +41,9 @@ NUM_LENGTHS = 8
 NUM_TIMES = 6
 """Largest number of step durations that are tried if latency targets are missed."""
 
+NUM_DEPTHS = 2
+"""Depths of trees for which plans are made: the best ones at average costs."""
+
 
 def best_of_each(problem: PlanProblem) -> Choice:
     """Choose a drafting method and a draft length for each sequence.
@@ -114,9 +117,9 @@ def _selections(problem: PlanProblem, price: float) -> Iterator[Ints]:
     """Selections of one option per sequence, each of shape [B]. price: tokens that a second is
     worth, by the best uniform plan.
 
-    They are the first option, the best option at average costs, and the best option without draft
-    passes (of sequences that have one). With trees, also the best option for each number of passes:
-    a row more in a pass costs little, and a tree takes all of its passes or none.
+    They are the first option, the best option without draft passes (of sequences that have one),
+    and the best option at average costs. With trees, this is the best option for each of the best
+    numbers of passes: a row more in a pass costs little, and a tree takes all its passes or none.
     """
     yield problem.first_options
     if problem.has_one_option:
@@ -130,15 +133,19 @@ def _selections(problem: PlanProblem, price: float) -> Iterator[Ints]:
     worth[:, 1:] -= price * problem.fixed_s[:, None]
     best = worth.max(axis=1)
     last = np.append(problem.first_options[1:], len(problem.sequence_of)) - 1
-    for handicap in (0.0, problem.depth + 1.0):
-        order = np.lexsort((best - handicap * problem.has_passes, problem.sequence_of))
-        yield order[last]
+    handicap = (problem.depth + 1.0) * problem.has_passes
+    yield np.lexsort((best - handicap, problem.sequence_of))[last]
     if not problem.has_trees:
+        yield np.lexsort((best, problem.sequence_of))[last]
         return
     worth += price * pass_s * problem.passes
-    for depth in np.unique(problem.passes[:, 1]):
-        best = np.where(problem.passes <= depth, worth, IMPOSSIBLE).max(axis=1)
-        yield np.lexsort((best, problem.sequence_of))[last]
+    depths = np.unique(problem.passes[:, 1])
+    limited = [np.where(problem.passes <= depth, worth, IMPOSSIBLE).max(axis=1) for depth in depths]
+    best = np.array(limited)
+    totals = np.maximum.reduceat(best, problem.first_options, axis=1).sum(axis=1)
+    totals -= price * problem.pass_s[num_sequences] * depths
+    for depth in totals.argsort()[-NUM_DEPTHS:]:
+        yield np.lexsort((best[depth], problem.sequence_of))[last]
 
 
 def _best_lengths(problem: PlanProblem, price: float) -> tuple[Ints, float]:
@@ -158,14 +165,17 @@ def _best_lengths(problem: PlanProblem, price: float) -> tuple[Ints, float]:
         worth = np.where(np.arange(problem.depth) < problem.min_lens[:, None], np.inf, worth)
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(problem.max_lens.sum())]
     positions, sequences = np.divmod(slots, problem.num_sequences)
-    # A slot without a draft pass has level 0.
+    # The draft passes that a slot needs; 0 if none. Nodes of a tree have the same level.
     levels = problem.passes[sequences, positions + 1]
-    depth, num_slots = int(levels.max(initial=0)), len(slots)
+    depths, numbers, num_slots = np.arange(levels.max(initial=0) + 1), levels, len(slots)
+    if problem.has_trees:
+        depths = np.unique(np.append(levels, 0))
+        numbers = np.searchsorted(depths, levels)
 
-    # [d, n] is about the first n slots of the ranking, without those of levels above d.
+    # [i, n] is about the first n slots of the ranking, without those of levels above depths[i].
     def summed(values: Ints | Floats | Bools) -> Floats:
-        table = np.zeros((depth + 1, num_slots + 1))
-        table[levels, np.arange(1, num_slots + 1)] = values
+        table = np.zeros((len(depths), num_slots + 1))
+        table[numbers, np.arange(1, num_slots + 1)] = values
         return np.add.accumulate(table, axis=1)
 
     counts = summed(np.ones(num_slots)).astype(np.int64)
@@ -173,11 +183,11 @@ def _best_lengths(problem: PlanProblem, price: float) -> tuple[Ints, float]:
     if problem.has_trees:
         # The first node of a tree brings a row to all its passes. Depths that leave the tree out
         # count these rows, too: another selection of options has the plan without it.
-        numbers, before = np.arange(depth + 1)[:, None], problem.passes[sequences, positions]
+        column, before = depths[:, None], problem.passes[sequences, positions]
         rows = np.zeros_like(counts)
-        rows[:, 1:] = np.add.accumulate((before < numbers) & (numbers <= levels), axis=1)
+        rows[:, 1:] = np.add.accumulate((before < column) & (column <= levels), axis=1)
     seconds = np.zeros(counts.shape)
-    seconds[1:] = problem.pass_s[rows[1:]]
+    seconds[1:] = np.diff(depths)[:, None] * problem.pass_s[rows[1:]]
     if problem.fixed_s.any():
         seconds += summed(problem.fixed_s[sequences] * (positions == 0))
     seconds = np.add.accumulate(seconds, axis=0)
@@ -187,11 +197,10 @@ def _best_lengths(problem: PlanProblem, price: float) -> tuple[Ints, float]:
     if has_given:
         # Given draft lengths come first in the ranking, and their passes run.
         scores[:, : int(problem.min_lens.sum())] = IMPOSSIBLE
-        scores[: int((problem.min_lens * problem.has_passes).max())] = IMPOSSIBLE
-    best_depth, cut = divmod(int(scores.argmax()), num_slots + 1)
-    taken = sequences[:cut][levels[:cut] <= best_depth]
-    lengths = np.bincount(taken, minlength=problem.num_sequences)
-    return lengths, float(scores[best_depth, cut])
+        scores[depths < (problem.min_lens * problem.has_passes).max()] = IMPOSSIBLE
+    best, cut = divmod(int(scores.argmax()), num_slots + 1)
+    lengths = np.bincount(sequences[:cut][numbers[:cut] <= best], minlength=problem.num_sequences)
+    return lengths, float(scores[best, cut])
 
 
 def _net_worth(problem: PlanProblem, price: float) -> Floats:

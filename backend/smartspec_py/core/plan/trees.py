@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 MAX_NODES = 63
 """Most drafts of a tree. With the last known token, these are the bits of one integer."""
 
-MAX_STEP_NODES = 256
+MAX_STEP_NODES = 128
 """Most drafts of all trees of a step. On a GPU, a token more makes larger passes longer."""
 
 WIDTH = 8
