@@ -4,8 +4,9 @@
 
 The parts are `policies`, `trees`, `float8`, `texts`, in this order, and each table is printed as it
 ends. MODEL and HEADS are folders. Without them, it is the shipped tiny pair, expanded to 1 B and
-40 M; `trees` has its Medusa heads instead of its draft model. With --dry-run, loads are tiny and
-the tiny pair itself runs on a CPU, to try the script.
+40 M; `trees` has its Medusa heads instead of its draft model. Needs the packages of `scripts/bench
+--gpu`, see docs/evaluate/benchmarks.md. With --dry-run, loads are tiny and the tiny pair itself
+runs on a CPU, to try the script.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Served:
         return Side(policy, engine, config.limits, fields)
 
     def prompts(self, num: int, seed: int) -> list[Prompt]:
-        template = chat_template(self.model)
+        template = str if self.workload == TINY else chat_template(self.model)
         return list(islice(generated(self.workload, PROMPT_SEED + seed, template), num))
 
 
