@@ -31,7 +31,7 @@ from smartspec_py.engines.runtimes.openvino.supported import (
 )
 from smartspec_py.engines.runtimes.openvino.weights import Compressed, Weights
 
-EVEN = 32
+EVEN_COLUMNS = 32
 """Columns of a part of a product come in whole groups of so many. In other parts that are wider
 than 1,152, OpenVINO 2026.4 sums in another order in passes of 5 to 80 tokens (AVX512)."""
 
@@ -367,7 +367,7 @@ class DecoderGraph:
     def _int8(self, weight: Compressed, num_rows: int | None, most_width: int | None) -> list[Any]:
         scale = op.constant(weight.scale[:num_rows].numpy())
         parts = []
-        for columns in _columns(weight.values.shape[1], most_width, EVEN):
+        for columns in _columns(weight.values.shape[1], most_width, EVEN_COLUMNS):
             values = weight.values[:num_rows, columns].contiguous()
             integers = self._constant(values, values.shape, ov.Type.i8)
             parts.append(op.multiply(op.convert(integers, np.float32), scale))
