@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 import ragged_reference
@@ -50,3 +51,19 @@ def test_served_texts(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row[-1].rstrip(" |") for row in rows} == {"0"}, "texts that differ"
     drafted = [row for row in rows if row[0].startswith(("| goodput", "| fixed"))]
     assert any(float(row[-2]) > 0 for row in drafted if len(row) == 8)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "reason"),
+    [
+        (gpu, ["pases"], "PART: got 'pases', must be one of device, "),
+        (gpu_served, ["polices"], "PART: got 'polices', must be one of policies, "),
+        (gpu_served, ["--heads", "nowhere"], "--heads: nowhere is no folder"),
+    ],
+)
+def test_a_wrong_option_takes_no_time_on_a_gpu(
+    script: Any, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.main(arguments)
+    assert reason in capsys.readouterr().err

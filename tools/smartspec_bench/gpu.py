@@ -10,6 +10,7 @@ runs on a CPU, to try the script itself, with TRITON_INTERPRET=1.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import random
@@ -385,28 +386,50 @@ PARTS: dict[str, Callable[[Run], None]] = {
 }
 
 
+def options_of(
+    parts: Mapping[str, Any], arguments: Sequence[str], *folders: str
+) -> argparse.Namespace:
+    """The parts to run, in the attribute `parts`, and the other options. A wrong one ends the
+    program before it takes time on a GPU. folders: more options, which name folders."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or of {', '.join(parts)}")
+    parser.add_argument("--dry-run", action="store_true")
+    for name in folders:
+        parser.add_argument(f"--{name}", type=Path)
+    options = parser.parse_args(arguments)
+    for name in options.parts:
+        if name not in parts:
+            parser.error(f"PART: got {name!r}, must be one of {', '.join(parts)}")
+    for name in folders:
+        if (folder := getattr(options, name)) and not folder.is_dir():
+            parser.error(f"--{name}: {folder} is no folder")
+    options.parts = options.parts or list(parts)
+    return options
+
+
 def run_parts(
-    parts: Mapping[str, Callable[[Any], None]], arguments: Sequence[str], run: Any, *, is_dry: bool
+    parts: Mapping[str, Callable[[Any], None]], options: argparse.Namespace, run: Any
 ) -> None:
-    """The named parts, or all. A part that fails does not end the others, but for a dry run."""
-    for name in [name for name in arguments if name in parts] or list(parts):
+    """A part that fails does not end the others, but for a dry run."""
+    for name in options.parts:
         start = time.perf_counter()
         try:
             parts[name](run)
         except Exception as error:
             print(f"\n{name} failed: {type(error).__name__}: {error}", flush=True)
-            if is_dry:
+            if options.dry_run:
                 raise
         gc.collect()  # models and their graphs
         print(f"\n({name}: {time.perf_counter() - start:.0f} s)", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
+    options = options_of(PARTS, arguments)
     run = Run(torch.device("cpu"), torch.float32, TINY, 2)
-    if "--dry-run" not in arguments:
+    if not options.dry_run:
         run = Run(torch.device("cuda"), torch.bfloat16, LLAMA_8B, 20)
     with torch.inference_mode():
-        run_parts(PARTS, arguments, run, is_dry=run.is_dry)
+        run_parts(PARTS, options, run)
 
 
 if __name__ == "__main__":

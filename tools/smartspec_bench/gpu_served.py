@@ -1,12 +1,12 @@
 """Served texts on a GPU: policies under load, and tokens that differ. One table for each load.
 
-    python3 -m smartspec_bench.gpu_served [PART ...] [--dry-run] [MODEL [HEADS]]
+    python3 -m smartspec_bench.gpu_served [PART ...] [--dry-run] [--model FOLDER] [--heads FOLDER]
 
 The parts are `policies`, `trees`, `float8`, `texts`, in this order, and each table is printed as it
-ends. MODEL and HEADS are folders. Without them, it is the shipped tiny pair, expanded to 1 B and
-40 M; `trees` has its Medusa heads instead of its draft model. Needs the packages of `scripts/bench
---gpu`, see docs/evaluate/benchmarks.md. With --dry-run, loads are tiny and the tiny pair itself
-runs on a CPU, to try the script.
+ends. Without a model, it is the shipped tiny pair, expanded to 1 B and 40 M; `trees` has its Medusa
+heads instead of its draft model. Needs the packages of `scripts/bench --gpu`, see
+docs/evaluate/benchmarks.md. With --dry-run, loads are tiny and the tiny pair itself runs on a CPU,
+to try the script.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from smartspec_bench.exactness import (
     reference,
 )
 from smartspec_bench.expand import PRESETS, expand, expand_medusa
-from smartspec_bench.gpu import run_parts, table
+from smartspec_bench.gpu import options_of, run_parts, table
 from smartspec_bench.lockstep import NONE, Feed, Side, serve
 from smartspec_bench.plan import Due
 from smartspec_bench.prompts import MIXED, PROMPT_SEED, TINY, Prompt, chat_template, generated
@@ -203,14 +203,14 @@ def _expanded() -> Path:
 
 
 def main(arguments: Sequence[str]) -> None:
-    folders = [Path(one) for one in arguments if one not in PARTS and not one.startswith("--")]
-    is_dry = "--dry-run" in arguments
-    if folders:
-        served = Served(folders[0], None, next(iter(folders[1:]), None), MIXED, is_dry)
+    options = options_of(PARTS, arguments, "model", "heads")
+    is_dry = options.dry_run
+    if options.model:
+        served = Served(options.model, None, options.heads, MIXED, is_dry)
     else:
         pair = TINY_PAIR if is_dry else _expanded()
         served = Served(pair / "target", pair / "draft", pair / "heads", TINY, is_dry)
-    run_parts(PARTS, arguments, served, is_dry=is_dry)
+    run_parts(PARTS, options, served)
 
 
 if __name__ == "__main__":
