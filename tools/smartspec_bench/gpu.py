@@ -32,7 +32,7 @@ from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.engines.runtimes.heads.eagle import FLAGS, EagleConfig, EagleHead, empty_head
 from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
-from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
+from smartspec_py.engines.runtimes.pytorch.compiled import compile_parts, merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import Float8Linear, has_float8, use_float8
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.layout import SHORT, SPLIT_KEYS, Tiling, lay_out, size_of
@@ -267,7 +267,9 @@ def products(run: Run) -> None:
         num_same = sum(torch.equal(layer(tokens[:num])[0], alone) for num in sizes)
         rows.append([name, *times(layer, tokens), num_same])
         if has_float8(run.device):
-            rows.append([f"{name}, float8", *times(Float8Linear(layer), tokens), "-"])
+            of_float8 = Float8Linear(layer)
+            compile_parts(of_float8)
+            rows.append([f"{name}, float8", *times(of_float8, tokens), "-"])
     table("Products, us", ["product", *map(str, sizes), "sizes with equal bits"], rows)
 
 

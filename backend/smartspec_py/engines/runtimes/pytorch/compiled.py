@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from smartspec_py.engines.runtimes.pytorch.float8 import Float8Linear, rounded, scaled
+
 logger = logging.getLogger(__name__)
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -82,7 +84,10 @@ def compile_parts(model: Any) -> None:
         logger.warning("operators cannot be compiled, so passes are slower: %s", error)
         return
     compiled: dict[type, Any] = {}
+    of_float8 = torch.compile(rounded), torch.compile(scaled)
     for module in model.modules():
+        if isinstance(module, Float8Linear):
+            module.rounded, module.scaled = of_float8
         kind = type(module)
         if kind.__name__.endswith(COMPILED):
             forward = compiled.setdefault(kind, torch.compile(kind.forward))
