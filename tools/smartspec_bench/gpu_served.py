@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -84,17 +85,24 @@ class Served:
         limits |= {"max_context_len": 512} | ({"profile_s": 0.0} if self.is_dry else {})
         return ServerConfig.model_validate({"engine": engine, "limits": limits})
 
-    def side(self, name: str, num_rows: int, precision: str = "bfloat16") -> Side:
-        """A policy with an engine of its own."""
+    def sides(
+        self, names: Sequence[str], num_rows: int, precision: str = "bfloat16"
+    ) -> dict[str, Side]:
+        """Policies on one engine, each with a cost model of its own. They cannot run in turns."""
         config = self.config(num_rows, precision)
         engine = build_engine(config, Path.cwd())
-        if name == CHAINS:
-            for proposer in engine.proposers.values():
-                able = replace(proposer.capabilities, drafts_trees=False)
-                proposer._capabilities = able  # type: ignore[attr-defined]
         fields = {"max_tokens": 8 if self.is_dry else 96, "reuse_prefix": False}
-        policy = GOODPUT if name == CHAINS else name
-        return Side(policy, engine, config.limits, fields)
+        sides = {}
+        for name in names:
+            proposers = {key: copy(proposer) for key, proposer in engine.proposers.items()}
+            if name == CHAINS:
+                for proposer in proposers.values():
+                    able = replace(proposer.capabilities, drafts_trees=False)
+                    proposer._capabilities = able  # type: ignore[attr-defined]
+            own = replace(engine, proposers=proposers, cost=deepcopy(engine.cost))
+            policy = GOODPUT if name == CHAINS else name
+            sides[name] = Side(policy, own, config.limits, fields)
+        return sides
 
     def prompts(self, num: int, seed: int) -> list[Prompt]:
         template = str if self.workload == TINY else chat_template(self.model)
@@ -102,9 +110,10 @@ class Served:
 
 
 def policies(served: Served) -> None:
-    """No speculation, fixed lengths and goodput. Loops keep what they learned, so the load rises
-    and falls."""
-    _compare(served, (NONE, *FIXED, GOODPUT), (1, 64, 8, 32))
+    """No speculation, fixed lengths and goodput; with heads, also goodput without trees. Loops keep
+    what they learned, so the load rises and falls."""
+    names = (NONE, *FIXED, GOODPUT) if served.draft else (NONE, *FIXED, CHAINS, GOODPUT)
+    _compare(served, names, (1, 64, 8, 32))
 
 
 def trees(served: Served) -> None:
@@ -119,16 +128,16 @@ def float8(served: Served) -> None:
         return
     num_rows = 2 if served.is_dry else 32
     sides = {
-        f"{policy}, {precision}": served.side(policy, num_rows, precision)
-        for policy in (NONE, GOODPUT)
+        f"{policy}, {precision}": side
         for precision in ("bfloat16", "fp8")
+        for policy, side in served.sides((NONE, GOODPUT), num_rows, precision).items()
     }
     _run(served, sides, (1, 8, 32))
 
 
 def _compare(served: Served, names: Sequence[str], loads: Sequence[int]) -> None:
     num_rows = 2 if served.is_dry else max(loads)
-    _run(served, {name: served.side(name, num_rows) for name in names}, loads)
+    _run(served, served.sides(names, num_rows), loads)
 
 
 def _run(served: Served, sides: Mapping[str, Side], loads: Sequence[int]) -> None:
@@ -146,9 +155,11 @@ def _run(served: Served, sides: Mapping[str, Side], loads: Sequence[int]) -> Non
 
 
 def _serve(sides: Mapping[str, Side], prompts: Sequence[Prompt], num_at_once: int) -> None:
+    """One policy after another: a GPU is as fast for the last as for the first, and one engine
+    starts sooner than five."""
     for side in sides.values():
         side.begin(Feed([Due(0.0, prompt) for prompt in prompts], num_at_once))
-    serve(list(sides.values()))
+        serve([side])
 
 
 def _figures(side: Side, first: Side) -> tuple[Any, ...]:
