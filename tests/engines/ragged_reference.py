@@ -1,13 +1,19 @@
-"""What `runtimes.pytorch.attention.attend` must compute, without Triton's language."""
+"""What the kernels of `runtimes.pytorch.attention` must compute, without Triton's language."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from smartspec_py.engines.runtimes.pytorch.layout import Line
-from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores
+from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores, write_plainly
+
+
+def kernels() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    """See `graphs.kernels`."""
+    return attend, write_plainly
 
 
 def attend(

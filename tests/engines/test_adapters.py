@@ -184,7 +184,7 @@ def test_an_adapter_that_overflows_harms_no_other(with_openvino: bool) -> None:
 
 def test_padded_passes_have_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of CUDA graphs, here as a dry run. Products with the same input are merged there."""
-    monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
+    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
     model = make_model("llama")
     adapters = random_adapters(shapes_of(model), (8, 3))
     merge_products(model)

@@ -78,7 +78,7 @@ def make_runner(kind: str, state_layers: tuple[int, ...] = ()) -> GraphRunner:
 
 @pytest.fixture(autouse=True)
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
+    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
 
 
 def capture_of(runner: GraphRunner) -> Capture:

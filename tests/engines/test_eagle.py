@@ -463,7 +463,7 @@ def with_openvino(config: RunnerConfig) -> Runner:
 
 @pytest.fixture(autouse=True)
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
+    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
 
 
 def with_graphs(config: RunnerConfig) -> Runner:

@@ -26,7 +26,7 @@ from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
+from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME, write_plainly
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 LONG = 600
@@ -65,7 +65,7 @@ def is_captured(runner: GraphRunner) -> bool:
 def without_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel needs a GPU. `test_ragged_attention` compares it with the reference."""
     if "gpu" not in request.keywords:
-        monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
+        monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
 
 
 def ready(kind: str, config: RunnerConfig, noise: float = 0.0) -> Any:
@@ -206,7 +206,7 @@ def test_a_capture_that_computes_something_else_is_not_used(
     def wrong(*arguments: Any, **options: Any) -> torch.Tensor:
         return ragged_reference.attend(*arguments, **options) * 0.5
 
-    monkeypatch.setattr(graphs, "kernel", lambda: wrong)
+    monkeypatch.setattr(graphs, "kernels", lambda: (wrong, write_plainly))
     config = RunnerConfig(Path("model"), CPU, torch.float32, 3, 64, VOCAB_SIZE)
     runner = GraphRunner(CausalModel(ready("llama", config), config), config)
     runner.warm()

@@ -38,7 +38,7 @@ LIMITS = LimitsConfig(max_sequences=4, max_context_len=256, max_draft_len=4, pre
 
 @pytest.fixture(autouse=True)
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "kernel", lambda: ragged_reference.attend)
+    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
 
 
 def asked(policy: str) -> list[GenerateParams]:

@@ -16,7 +16,7 @@ import ragged_reference
 import torch
 
 from smartspec_py.engines.runtimes.pytorch.layout import Line, Tiling, lay_out, size_of
-from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores
+from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores, write_plainly
 from smartspec_py.engines.runtimes.runner import RowInput
 
 HAS_GPU = torch.cuda.is_available()
@@ -169,3 +169,19 @@ def test_trees() -> None:
         parents = [rng.randrange(-1, token) for token in range(1, num_tokens)]
         tree = RowInput(1, 40, [0] * num_tokens, 1, parents=parents)
         attended(case, [tree, some(3, 9, 1)])
+
+
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(2, 16), (3, 12)])
+def test_keys_are_written_to_their_slots(num_kv_heads: int, head_dim: int) -> None:
+    """From views, as models with joined products pass them."""
+    torch.manual_seed(0)
+    slots = torch.tensor([3, 9, 4, 40, 40], device=DEVICE)
+    apart = torch.randn(5, 3, num_kv_heads, head_dim, device=DEVICE)
+    keys, values = apart[:, 0].transpose(0, 1), torch.randn(num_kv_heads, 5, head_dim).to(DEVICE)
+    keys[:, 3] = keys[:, 4]
+    values[:, 3] = values[:, 4]
+    found, expected = torch.zeros(2, 2, 41, num_kv_heads, head_dim, device=DEVICE).half()
+    attention.write(keys, values, *found, slots)
+    write_plainly(keys, values, *expected, slots)
+    assert torch.equal(found, expected)
+    assert int((found[:, 40] != 0).sum()) > 0

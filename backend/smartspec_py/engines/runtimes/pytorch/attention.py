@@ -81,20 +81,61 @@ def attend(
         "HAS_SOFTCAP": scores.softcap is not None,
         "BLOCK": BLOCK_KEYS,
         "num_warps": 4,
-        "num_stages": 2,
     }
     given = queries, keys, values, *split_results
     short = lines[Line.SHORT_TILE], lines[Line.SHORT_COUNT]
     is_divided, grid = num_splits > 1, (tiling.num_short(num_tokens), num_kv_heads)
     options = {"TILE": tiling.short, **numbers}
-    _attend_tiles[*grid, num_splits](*given, *short, IS_DIVIDED=is_divided, **options, **more)
+    # More stages hide more of the reads, as far as shared memory allows: 99 KB on small GPUs.
+    num_stages = 3 if keys.element_size() <= 2 else 2
+    _attend_tiles[*grid, num_splits](
+        *given, *short, IS_DIVIDED=is_divided, **options, **more, num_stages=num_stages
+    )
     if is_divided:
         _join_splits[grid](*split_results, *short, **options)
     if num_long := tiling.num_long(num_tokens):
         long = lines[Line.LONG_TILE], lines[Line.LONG_COUNT]
         options = {"TILE": tiling.long, **numbers}
-        _attend_tiles[num_long, num_kv_heads](*given, *long, IS_DIVIDED=False, **options, **more)
+        _attend_tiles[num_long, num_kv_heads](
+            *given, *long, IS_DIVIDED=False, **options, **more, num_stages=2
+        )
     return out.flatten(1)
+
+
+def write(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    held_keys: torch.Tensor,
+    held_values: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Write the keys and values of a pass, [kv_heads, N, D], to their slots [N] of those of all
+    slots, [slots, kv_heads, D]. One kernel instead of two, which are slower."""
+    num_kv_heads, num_tokens, head_dim = keys.shape
+    _write_tokens[num_tokens,](
+        keys, values, held_keys, held_values, slots, *keys.stride(), *values.stride(),
+        NUM=num_kv_heads * head_dim, PADDED_NUM=triton.next_power_of_2(num_kv_heads * head_dim),
+        HEAD_DIM=head_dim,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write_tokens(
+    keys, values, held_keys, held_values, slots,
+    key_head, key_token, key_dim, value_head, value_token, value_dim,
+    NUM: tl.constexpr, PADDED_NUM: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """The key and value of a token. The numbers after the slots are strides."""
+    token = tl.program_id(0)
+    number = tl.arange(0, PADDED_NUM)
+    is_number = number < NUM
+    head, dim = number // HEAD_DIM, number % HEAD_DIM
+    at = tl.load(slots + token) * NUM + number
+    key = tl.load(keys + head * key_head + token * key_token + dim * key_dim, mask=is_number)
+    value_at = head * value_head + token * value_token + dim * value_dim
+    value = tl.load(values + value_at, mask=is_number)
+    tl.store(held_keys + at, key, mask=is_number)
+    tl.store(held_values + at, value, mask=is_number)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "max_len", "window"])

@@ -16,7 +16,7 @@ interface, and their cache is replaced by `RowCache`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -237,6 +237,8 @@ class RowCache(Cache):
         # Keys of the first layer, values of the first layer, keys of the second layer, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
         self.slots = torch.empty(0, dtype=torch.long)
+        self.write: Callable[..., None] = write_plainly
+        """Writes keys and values, [kv_heads, N, D], to the slots of a layer."""
 
     def update(
         self,
@@ -247,8 +249,7 @@ class RowCache(Cache):
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [1, kv_heads, N, D] to `slots`; `packed_attention` reads the cache itself."""
-        for stored, new in zip(self.by_slot[layer_idx], (key_states, value_states), strict=True):
-            stored.index_copy_(0, self.slots, new[0].transpose(0, 1).to(stored.dtype))
+        self.write(key_states[0], value_states[0], *self.by_slot[layer_idx], self.slots)
         return key_states, value_states
 
     @property
@@ -275,6 +276,18 @@ class RowCache(Cache):
 
     def drop_row(self, row: int, num_kept: int = 0) -> None:
         """Does nothing: the memory of all rows is one tensor."""
+
+
+def write_plainly(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    held_keys: torch.Tensor,
+    held_values: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """See `RowCache.write`."""
+    for held, new in ((held_keys, keys), (held_values, values)):
+        held.index_copy_(0, slots, new.transpose(0, 1).to(held.dtype))
 
 
 def packed_attention(
