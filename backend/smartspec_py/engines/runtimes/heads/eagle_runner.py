@@ -10,7 +10,6 @@ import torch
 from smartspec_py.engines.device import on_device
 from smartspec_py.engines.runtimes.heads.eagle import EagleHead
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.pytorch.packed import states_of
 from smartspec_py.engines.runtimes.runner import (
     PYTORCH,
     PassOutput,
@@ -42,7 +41,7 @@ class OwnStates:
     def given(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """The state that the head reads with each token, [N, hidden_size]: those of the target,
         fused, if the inputs have states, and else the head's own after the token's parent."""
-        states = states_of(inputs)
+        states = _states_of(inputs)
         if states is not None:
             return self._fuse(states.to(self._states))
         return self._states[
@@ -101,12 +100,14 @@ class EagleRunner(Runner):
         self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
     ) -> PassOutput:
         """See `Runner`."""
-        counts = [len(row_input.tokens) for row_input in inputs]
-        given = torch.split(self._states.given(inputs), counts)
-        pairs = zip(inputs, given, strict=True)
-        output = self._passes.forward(
-            [replace(row_input, states=states) for row_input, states in pairs], token_ids
-        )
+        output = self._passes.forward(inputs, token_ids, self._states.given(inputs))
         self._states.keep(inputs, torch.cat([*output.states]))
         self.passes_s = self._passes.passes_s
         return output
+
+
+def _states_of(inputs: Sequence[RowInput]) -> torch.Tensor | None:
+    """The states of all inputs, [N, width]. Either all have states or none has."""
+    given = [row.states for row in inputs if row.states is not None]
+    assert len(given) in (0, len(inputs)), "only some inputs have states"
+    return torch.cat(given) if given else None

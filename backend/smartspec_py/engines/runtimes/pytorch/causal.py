@@ -159,14 +159,18 @@ class PyTorchRunner(Runner):
 
     @torch.inference_mode()
     def forward(
-        self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
+        self,
+        inputs: Sequence[RowInput],
+        token_ids: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
     ) -> PassOutput:
-        """See `Runner`."""
+        """See `Runner`. states: that the model reads with the tokens, [N, width]."""
         start = time.perf_counter()
-        packed, firsts = pack(inputs, self.cache, self.config.device)
+        packed, firsts = pack(inputs, self.cache, self.config.device, states)
         if token_ids is not None:
             complete(packed.token_ids[0], token_ids, inputs, firsts)
-        output = self._output(*self._model(packed, self.cache), inputs, firsts)
+        hidden, given = self._model(packed, self.cache)
+        output = self._output(hidden, given, inputs, firsts)
         self.passes_s += time.perf_counter() - start
         return output
 

@@ -55,7 +55,6 @@ from smartspec_py.engines.runtimes.pytorch.packed import (
     Scores,
     complete,
     pack,
-    states_of,
     write_plainly,
 )
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
@@ -146,8 +145,8 @@ class GraphRunner(PyTorchRunner):
         if self._model.reads_states:
             shape = most, self._model.config.hidden_size
             given = torch.zeros(shape, dtype=self.config.dtype, device=device)
-        probe = RowInput(0, 0, [0], 1, states=None if given is None else given[:1])
-        packed, _ = pack([probe], self.cache, device)
+        probe = RowInput(0, 0, [0], 1)
+        packed, _ = pack([probe], self.cache, device, None if given is None else given[:1])
         hidden, states = self._model(packed, self.cache)
         self._staged = packed.slots.new_zeros(len(Line) * most)
         self._given = given
@@ -158,16 +157,16 @@ class GraphRunner(PyTorchRunner):
 
     def _compare(self) -> None:
         """Raise RuntimeError if a captured pass computes something else than a plain one."""
-        inputs = []
+        inputs, states = [], None
         for row, length in enumerate([24, 3, 1][: self.config.num_rows]):
             num_tokens = min(length, self.config.max_len)
             tokens = [(31 * i + row) % self.config.vocab_size for i in range(num_tokens)]
-            states = None
-            if self._given is not None:
-                numbers = torch.arange(self._given[:num_tokens].numel()).sin()
-                states = numbers.view(num_tokens, -1).to(self._given)
-            inputs.append(RowInput(row, 0, tokens, num_tokens, states=states))
-        captured, plain = self.forward(inputs).logits, super().forward(inputs).logits
+            inputs.append(RowInput(row, 0, tokens, num_tokens))
+        if self._given is not None:
+            given = self._given[: sum(len(item.tokens) for item in inputs)]
+            states = torch.arange(given.numel()).sin().view(given.shape).to(given)
+        captured = self.forward(inputs, states=states).logits
+        plain = super().forward(inputs, states=states).logits
         for row_input in inputs:
             self.cache.clear_row(row_input.row)
         is_used = plain.isfinite()  # a head has no logits of some tokens
@@ -177,23 +176,29 @@ class GraphRunner(PyTorchRunner):
 
     @torch.inference_mode()
     def forward(
-        self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
+        self,
+        inputs: Sequence[RowInput],
+        token_ids: torch.Tensor | None = None,
+        states: torch.Tensor | None = None,
     ) -> PassOutput:
-        """See `Runner`."""
+        """See `PyTorchRunner`."""
         shape = self._shape_of(inputs)
         if shape is None:
             with sdpa_kernel(FOR_ANY_SHAPE):
-                return super().forward(inputs, token_ids)
+                return super().forward(inputs, token_ids, states)
         start = time.perf_counter()
         firsts = self._stage(inputs, shape.num_tokens)
+        if states is not None:
+            assert self._given is not None
+            self._given[: len(states)].copy_(states)
         if token_ids is not None:
             complete(self._lines(shape.num_tokens)[Line.TOKEN_ID], token_ids, inputs, firsts)
         self._graphs[shape]()
         self.num_replays += 1
-        states = self._states
-        if states is not None and self.config.state_layers:
-            states = states[: shape.num_tokens].clone()  # the next pass overwrites the buffer
-        output = self._output(self._hidden, states, inputs, firsts)
+        found = self._states
+        if found is not None and self.config.state_layers:
+            found = found[: shape.num_tokens].clone()  # the next pass overwrites the buffer
+        output = self._output(self._hidden, found, inputs, firsts)
         self.passes_s += time.perf_counter() - start
         return output
 
@@ -263,10 +268,6 @@ class GraphRunner(PyTorchRunner):
             # PyTorch reuses pinned memory only after the copies from it are done.
             host = host.pin_memory()
         self._lines(num_tokens).copy_(host, non_blocking=True)
-        if self._given is not None and inputs:
-            states = states_of(inputs)
-            assert states is not None
-            self._given[: len(states)].copy_(states)
         return firsts
 
     def _lines(self, num_tokens: int) -> torch.Tensor:

@@ -101,10 +101,13 @@ class PackedBatch:
 
 
 def pack(
-    inputs: Sequence[RowInput], cache: RowCache, device: torch.device
+    inputs: Sequence[RowInput],
+    cache: RowCache,
+    device: torch.device,
+    states: torch.Tensor | None = None,
 ) -> tuple[PackedBatch, list[int]]:
     """Lay out the inputs: first the short ones in the order of their rows, then the long ones. Also
-    returns, of each input, the index of its first token."""
+    returns, of each input, the index of its first token. states: of all tokens of the inputs."""
     order = sorted(
         range(len(inputs)),
         key=lambda i: (len(inputs[i].tokens) > MAX_SHORT, inputs[i].row, inputs[i].position),
@@ -124,12 +127,15 @@ def pack(
     positions = [position for item in ordered for position in item.positions]
     slots = [item.row * cache.max_len + slot for item in ordered for slot in item.slots]
     adapters = [item.adapter for item in ordered for _ in item.tokens]
+    if states is not None:
+        of_inputs = torch.split(states, [len(item.tokens) for item in inputs])
+        states = torch.cat([of_inputs[i] for i in order])
     packed = PackedBatch(
         token_ids=torch.tensor([token_ids], device=device),
         positions=torch.tensor([positions], device=device),
         slots=torch.tensor(slots, device=device),
         attention=PassAttention(groups, cache),
-        states=states_of(ordered),
+        states=states,
         adapters=torch.tensor(adapters, device=device) if any(adapters) else None,
     )
     return packed, firsts
@@ -156,13 +162,6 @@ def wanted_of(inputs: Sequence[RowInput], firsts: Sequence[int]) -> list[int]:
         for first, item in zip(firsts, inputs, strict=True)
         for j in range(len(item.tokens) - item.num_logits, len(item.tokens))
     ]
-
-
-def states_of(inputs: Sequence[RowInput]) -> torch.Tensor | None:
-    """The states of all inputs, [N, width]. Either all have states or none has."""
-    given = [row.states for row in inputs if row.states is not None]
-    assert len(given) in (0, len(inputs)), "only some inputs have states"
-    return torch.cat(given) if given else None
 
 
 def _group(items: Sequence[RowInput], first: int, device: torch.device) -> AttentionGroup:
