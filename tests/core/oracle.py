@@ -60,6 +60,7 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     for view, lag, fixed in zip(views, lags, fixed_s, strict=True):
         seconds = seconds + cost.catch_up_s * lag / max(1.0, view.remaining / TOKENS_A_STEP)
         seconds = seconds + fixed
+    seconds = seconds + cost.draft_host_s * (drafts > 0).sum(axis=0)
     return EveryPlan((1 + gained).sum(axis=0), seconds, _num_met(views, 1 + gained, seconds))
 
 
@@ -108,6 +109,7 @@ class Kind:
     has_trees: bool = False
     is_stepped: bool = False
     has_targets: bool = False
+    draft_host_s: float = 0.0
     max_rows: int = 5
     max_draft_len: int = 4
 
@@ -119,6 +121,7 @@ def random_cost(rng: random.Random, kind: Kind) -> CostModel:
         target=_random_table(rng, kind, (1, 2, 3, 4, 5), tokens, 1.0),
         draft=_random_table(rng, kind, (1, 2, 3, 5), (1,), draft_s),
         host_s=0.13,
+        draft_host_s=kind.draft_host_s,
         catch_up_s=kind.catch_up_s * rng.choice([0.2, 1.0]),
     )
 

@@ -46,6 +46,8 @@ def step_of(cost: CostModel, draft_lens: list[int], noise: Noise = lambda: 1.0) 
     num_tokens = rows + sum(draft_lens)
     target_s = cost.target_s(rows, num_tokens, 0) * noise()
     draft_s = sum(cost.draft_s(n) for n in passes) * noise()
+    num_drafting = sum(k > 0 for k in draft_lens)
+    host_s = cost.host_s + cost.draft_host_s * num_drafting
     return MeasuredStep(
         batch_size=rows,
         num_tokens=num_tokens,
@@ -54,7 +56,8 @@ def step_of(cost: CostModel, draft_lens: list[int], noise: Noise = lambda: 1.0) 
         draft_rows=passes,
         target_s=target_s,
         draft_s=draft_s,
-        total_s=target_s + draft_s + cost.host_s * noise(),
+        num_drafting=num_drafting,
+        total_s=target_s + draft_s + host_s * noise(),
     )
 
 
@@ -91,6 +94,7 @@ def test_nothing_seen_is_the_profile() -> None:
         {"draft_factor": 2.0},
         {"draft_factor": 0.5},
         {"host_s": 0.002},
+        {"draft_host_s": 0.0002},
     ],
     ids=str,
 )

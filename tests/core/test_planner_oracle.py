@@ -29,6 +29,7 @@ KINDS = {
         Kind(0.0, 0.05, is_mixed=True, is_stepped=True),
         0.02,
     ),
+    "host": (Kind(draft_host_s=0.02), 0.02),
     "two ways": (Kind(is_mixed=True, has_options=True), 0.02),
     "trees": (Kind(has_trees=True, max_rows=3), 0.02),
     "trees and chains, jagged": (Kind(0.1, is_mixed=True, has_trees=True, max_rows=3), 0.05),

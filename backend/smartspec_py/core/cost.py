@@ -2,7 +2,8 @@
 
 A step of B sequences with draft lengths k_i takes
 
-    T = sum over passes p of draft_s(n_p)  +  catch-up  +  target_s(B, B + sum k_i)  +  host_s
+    T = sum over passes p of draft_s(n_p)  +  catch-up  +  target_s(B, B + sum k_i)
+        +  host_s  +  n_1 draft_host_s
 
 where n_p is the number of sequences with k_i >= p. Measured costs are constant for small passes
 and grow for large ones, with jumps in between. Therefore no curve is fitted. The model is linear
@@ -115,6 +116,7 @@ class CostModel:
 
     draft: None if the cost of proposing is negligible, as with prompt lookup.
     host_s: seconds of the loop's own work in a step.
+    draft_host_s: the same for each sequence with drafts.
     change_s: additional seconds of a target pass if the engine must prepare for its number of
         tokens; 0 if it never does.
     catch_up_s: seconds per token that an outdated draft cache must process before drafting.
@@ -132,6 +134,7 @@ class CostModel:
     target: PassTable
     draft: PassTable | None = None
     host_s: float = 0.0
+    draft_host_s: float = 0.0
     change_s: float = 0.0
     catch_up_s: float = 0.0
     target_base: float = 1.0

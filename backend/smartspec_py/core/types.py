@@ -247,6 +247,7 @@ class MeasuredStep:
         lookup.
     target_s: duration of the target pass, prompt chunks included.
     draft_s: total duration of the draft passes, catch-up included.
+    num_drafting: sequences with drafts.
     fixed_draft_s: duration of drafting without draft passes, as by heads. Plans charge it as
         `DraftOption.draft_s`, so it is neither host time nor that of draft passes.
     total_s: duration of the whole step.
@@ -265,6 +266,7 @@ class MeasuredStep:
     draft_s: float
     total_s: float
     plan_s: float = 0.0
+    num_drafting: int = 0
     fixed_draft_s: float = 0.0
     num_prefill_tokens: int = 0
     num_catch_up_tokens: int = 0

@@ -190,6 +190,7 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
         draft_rows=(num_late, *rows) if num_late else tuple(rows),
         target_s=record.target_s,
         draft_s=draft_s,
+        num_drafting=sum(num > 0 for num in drafted.values()),
         fixed_draft_s=record.draft_s - draft_s if fixed_s else 0.0,
         total_s=record.between_s + record.total_s,
         plan_s=record.views_s + record.plan_s,

@@ -6,7 +6,9 @@ the profile:
 
     target  = base * T0 + slope * (T - T0)                  in a profile 1 and 1
     draft   = draft_factor * (passes + catch-up)            in a profile 1
-    host    = host_s                                        as in the profile, usually 0
+    host    = host_s + draft_host_s * sequences with drafts  in a profile usually 0
+
+The host's time to plan is in host_s as a mean over all steps: it does not depend on the drafts.
 
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
 `core.learn.regression`). Without new evidence, the values return to the profile.
@@ -26,6 +28,7 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.learn.regression import FORGETTING, LARGEST, RidgeRegression
+from smartspec_py.core.plan.plan_budget import MAX_RESTED
 from smartspec_py.core.types import MeasuredStep
 
 SHARED = 0.5
@@ -36,6 +39,10 @@ TARGET_SDS = (1.0, 0.5)
 """Prior standard deviations of changes: the speed of the machine, and the additional cost of
 drafts. If all steps are alike, a difference is divided among them in proportion to their
 squares."""
+
+HOST_SDS = (1.0, 0.02)
+"""The same of the host time of a step, and of each sequence with drafts, as shares of a pass over
+one token. On a GPU, verifying and learning took 2 % of a pass for each."""
 
 UNSEEN_STEPS = 500
 """Number of steps without speculation after which a step with drafts is wanted, to check the cost
@@ -50,8 +57,11 @@ class CostCorrections:
         # Unit of the host time, so that its value is about as large as a factor.
         self._unit_s = max(profile.target.one_token_s(1), 1e-9)
         self._target = RidgeRegression((1.0, 1.0 - SHARED), TARGET_SDS)
-        self._host = RidgeRegression((profile.host_s / self._unit_s,), (1.0,))
+        host = profile.host_s / self._unit_s, profile.draft_host_s / self._unit_s
+        self._host = RidgeRegression(host, HOST_SDS)
         self._draft = RidgeRegression((1.0,), (1.0,))
+        self._plan_s = 0.0
+        """Mean planning time per step."""
         self._fits = (self._target, self._host, self._draft)
         self._num_unspeculated = 0
         self._errors = [0.0] * 3
@@ -89,23 +99,29 @@ class CostCorrections:
         """Learn from a step. Parts that cannot be measured separately are not used."""
         one_token_s, drafts_s, passes_s = self._expected(step)
         target = one_token_s + SHARED * drafts_s, drafts_s
-        host, passes = (self._unit_s,), (passes_s,)
+        host = self._unit_s, self._unit_s * step.num_drafting
+        passes = (passes_s,)
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         whole_s = target_s + draft_s + self._host.predict(host) + step.fixed_draft_s
+        whole_s += self._plan_s
+        self._plan_s += (step.plan_s - self._plan_s) / MAX_RESTED
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
         if step.batch_size > 0 and step.num_prefill_tokens == 0:
             profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
-            profile_s += self._profile.host_s
+            profile_s += self._profile.host_s + self._profile.draft_host_s * step.num_drafting
             if step.total_s > 0.0:
                 for i, seconds in enumerate((profile_s, whole_s, 0.0)):
                     error = abs(seconds / step.total_s - 1.0)
                     self._errors[i] += (1 - FORGETTING) * (error - self._errors[i])
             self._target.observe(target, step.target_s, target_s)
-            # Errors are relative to the whole step, because host time alone may be almost 0.
-            self._host.observe(host, step.host_s, max(whole_s, step.total_s / LARGEST))
         else:
             self._target.fade()
+        if step.batch_size > 0:
+            # Errors are relative to the whole step, because host time alone may be almost 0.
+            host_s = max(0.0, step.host_s - step.plan_s)
+            self._host.observe(host, host_s, max(whole_s, step.total_s / LARGEST))
+        else:
             self._host.fade()
         if passes_s > 0.0:
             self._draft.observe(passes, step.draft_s, draft_s)
@@ -135,7 +151,8 @@ class CostCorrections:
         draft = _bounded(*self._draft.values)
         return replace(
             self._profile,
-            host_s=max(0.0, self._host.values[0]) * self._unit_s,
+            host_s=max(0.0, self._host.values[0]) * self._unit_s + self._plan_s,
+            draft_host_s=max(0.0, self._host.values[1]) * self._unit_s,
             change_s=_bounded(base) * self._profile.change_s,
             catch_up_s=draft * self._profile.catch_up_s,
             target_base=_bounded(base),

@@ -78,9 +78,10 @@ class PlanProblem:
     survivals: [R, K], s(1)..s(K); IMPOSSIBLE beyond the maximum draft length.
     gains: [R, K + 1], the expected accepted drafts s(1) + .. + s(k) for k = 0..K; IMPOSSIBLE
         beyond the maximum draft length.
-    fixed_s: [R], fixed cost of drafting at all, in seconds: `DraftOption.draft_s`, and the catch-up
-        of the draft cache. Catch-up is needed once and benefits all later steps. It is therefore
-        divided by the estimated number of remaining steps, remaining / TOKENS_PER_STEP.
+    fixed_s: [R], fixed cost of drafting at all, in seconds: `DraftOption.draft_s`, the host's work,
+        and the catch-up of the draft cache. Catch-up is needed once and benefits all later steps.
+        It is therefore divided by the estimated number of remaining steps, remaining /
+        TOKENS_PER_STEP.
     has_passes: [R], whether the option runs draft passes.
     passes: [R, K + 1], the draft passes for k = 0..K: k, or the depth of a tree. has_trees: whether
         any option is a tree.
@@ -217,7 +218,7 @@ def problem_of(
         ready = [size - batch_size for size in ready_sizes]
         charges[[drafts for drafts in ready if 0 <= drafts < len(charges)]] = 0.0
         verify_s = verify_s + charges
-    fixed_s = np.array(drafts_s)
+    fixed_s = np.array(drafts_s) + cost.draft_host_s
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_PER_STEP, 1.0)
         fixed_s = fixed_s + cost.catch_up_s * np.array(lags) / num_steps[sequence_of]
