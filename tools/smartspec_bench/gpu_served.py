@@ -17,6 +17,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ CHECKED = {"float32": 5_000, "bfloat16": 200_000, "fp8": 200_000}
 """Tokens that are compared, at least."""
 
 COLUMNS = ("policy", "time", "tokens/s", "mean, ms", "p99", "first token", "drafts", "texts differ")
+PARTS_OF_STEP = ("plan", "drafts", "pass", "other")
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,11 @@ def _run(served: Served, sides: Mapping[str, Side], loads: Sequence[int]) -> Non
         _serve(sides, served.prompts(num_requests, seed=load), load)
         first = next(iter(sides.values()))
         rows = [
-            (name, side.served_s / first.served_s, *_figures(side, first))
+            (name, side.served_s / first.served_s, *_figures(side, first), *_step_ms(side))
             for name, side in sides.items()
         ]
-        table(f"{num_requests} requests, {load} at once", COLUMNS, rows)
+        columns = *COLUMNS, *(f"{part}, ms a step" for part in PARTS_OF_STEP)
+        table(f"{num_requests} requests, {load} at once", columns, rows)
 
 
 def _serve(sides: Mapping[str, Side], prompts: Sequence[Prompt], num_at_once: int) -> None:
@@ -169,6 +172,15 @@ def _figures(side: Side, first: Side) -> tuple[Any, ...]:
     mean_ms, p99_ms, first_ms = phase.e2e_ms["mean"], phase.e2e_ms["p99"], phase.ttft_ms["mean"]
     speed = num_tokens / side.served_s
     return speed, mean_ms, p99_ms, first_ms, phase.mean_draft_len, num_different
+
+
+def _step_ms(side: Side) -> list[float]:
+    """Where the time of the last steps went, as in PARTS_OF_STEP."""
+    parts = [
+        (one.views_s + one.plan_s, one.draft_s, one.target_s, one.total_s) for one in side.records
+    ]
+    plan_s, draft_s, pass_s, total_s = (fmean(part) for part in zip(*parts, strict=True))
+    return [1e3 * s for s in (plan_s, draft_s, pass_s, total_s - plan_s - draft_s - pass_s)]
 
 
 def texts(served: Served) -> None:

@@ -30,6 +30,7 @@ from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
+from smartspec_py.serving.step import StepRecord
 from smartspec_testing.clock import Stopwatch
 from smartspec_testing.local import LocalSink
 from smartspec_testing.offline import OfflineLoop
@@ -106,6 +107,11 @@ class Side:
     def renewed(self) -> Side:
         """The same on the same engine, without learned estimates."""
         return Side(self.policy, self.engine, self._limits, self._fields)
+
+    @property
+    def records(self) -> Sequence[StepRecord]:
+        """The last steps."""
+        return self._loop.loop.records
 
     def begin(self, feed: Feed) -> None:
         assert self.is_over, "the phase before is not over"
