@@ -8,10 +8,9 @@ the profile:
     draft   = draft_factor * (passes + catch-up)            in a profile 1
     host    = host_s + draft_host_s * sequences with drafts  in a profile usually 0
 
-The host's time to plan is in host_s as a mean over all steps: it does not depend on the drafts.
-
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
-`core.learn.regression`). Without new evidence, the values return to the profile.
+`core.learn.regression`). Without new evidence, the values return to the profile. The time to plan
+does not depend on the drafts, so it is a mean over all steps, which is added to host_s.
 
 If all steps have the same draft length and batch size, a slower machine and dearer drafts explain
 the measurements equally well. The ridge then attributes most of the difference to the machine: the
