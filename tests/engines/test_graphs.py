@@ -216,6 +216,22 @@ def test_a_capture_that_computes_something_else_is_not_used(
     assert runner.num_replays == 1, "that of the comparison"
 
 
+def test_a_capture_whose_kernel_fails_leaves_plain_passes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(graphs, "kernels", lambda: (ragged_reference.attend, broken))
+    config = RunnerConfig(Path("model"), CPU, torch.float32, 3, 64, VOCAB_SIZE)
+    model = CausalModel(ready("llama", config), config)
+    runner, plain = GraphRunner(model, config), PyTorchRunner(model, config)
+    runner.warm()
+    assert "cannot be captured as CUDA graphs (no compiler)" in caplog.text
+    inputs = [RowInput(0, 0, [1, 2], 2)]
+    assert torch.equal(runner.forward(inputs).logits, plain.forward(inputs).logits)
+
+
 @pytest.mark.parametrize("states", [{}, {"gives_hidden": True}, {"state_layers": (0, 2)}])
 def test_prompts_beside_rows_that_decode(states: dict[str, Any]) -> None:
     """Logits, states and keys are those of a packed pass, in the order of the inputs."""

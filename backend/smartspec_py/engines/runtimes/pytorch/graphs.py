@@ -249,8 +249,10 @@ class GraphRunner(PyTorchRunner):
 
         def run() -> None:
             self.cache.write = write
-            hidden, states = self._model(packed, self.cache)
-            self.cache.write = write_plainly
+            try:
+                hidden, states = self._model(packed, self.cache)
+            finally:
+                self.cache.write = write_plainly
             self._hidden[:num_tokens].copy_(hidden)
             if states is not None and states is not hidden:
                 assert self._states is not None
