@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from smartspec_py.engines.runtimes.pytorch.layout import Line
-from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores, write_plainly
+from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores, Write, write_plainly
 
 
-def kernels() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+def kernels() -> tuple[Callable[..., torch.Tensor], Write]:
     """See `graphs.kernels`."""
     return attend, write_plainly
 

@@ -41,7 +41,7 @@ squares."""
 
 HOST_SDS = (1.0, 0.02)
 """The same of the host time of a step, and of each sequence with drafts, as shares of a pass over
-one token. On a GPU, verifying and learning took 2 % of a pass for each."""
+one token. On an H200, the second is estimated at 2 %."""
 
 UNSEEN_STEPS = 500
 """Number of steps without speculation after which a step with drafts is wanted, to check the cost
@@ -101,8 +101,8 @@ class CostCorrections:
         host = self._unit_s, self._unit_s * step.num_drafting
         passes = (passes_s,)
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
-        whole_s = target_s + draft_s + self._host.predict(host) + step.fixed_draft_s
-        whole_s += self._plan_s
+        host_s = self._host.predict(host) + self._plan_s
+        whole_s = target_s + draft_s + host_s + step.fixed_draft_s
         self._plan_s += (step.plan_s - self._plan_s) / MAX_RESTED
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
@@ -118,8 +118,8 @@ class CostCorrections:
             self._target.fade()
         if step.batch_size > 0:
             # Errors are relative to the whole step, because host time alone may be almost 0.
-            host_s = max(0.0, step.host_s - step.plan_s)
-            self._host.observe(host, host_s, max(whole_s, step.total_s / LARGEST))
+            measured_s = max(0.0, step.host_s - step.plan_s)
+            self._host.observe(host, measured_s, max(whole_s, step.total_s / LARGEST))
         else:
             self._host.fade()
         if passes_s > 0.0:

@@ -210,7 +210,7 @@ class EagleHead(torch.nn.Module):
         layer = self.parts.layers[0]
         normed = layer.hidden_norm(states)
         embedded = layer.input_layernorm(self.parts.embed_tokens(packed.token_ids[0]))
-        cache.slots = packed.slots
+        cache.slots, cache.write = packed.slots, packed.write
         attended, _ = layer.self_attn(
             torch.cat([embedded, normed], -1)[None],
             position_embeddings=self._rotary(states, packed.positions),

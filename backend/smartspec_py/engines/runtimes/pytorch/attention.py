@@ -109,8 +109,7 @@ def write(
     held_values: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Write the keys and values of a pass, [kv_heads, N, D], to their slots [N] of those of all
-    slots, [slots, kv_heads, D]. One kernel instead of two, which are slower."""
+    """See `Write`. One kernel instead of two, which are slower."""
     num_kv_heads, num_tokens, head_dim = keys.shape
     _write_tokens[num_tokens,](
         keys, values, held_keys, held_values, slots, *keys.stride(), *values.stride(),

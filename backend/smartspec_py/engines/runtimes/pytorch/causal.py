@@ -87,7 +87,7 @@ class CausalModel(torch.nn.Module):
         self, packed: PackedBatch, cache: RowCache
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `PackedModel`."""
-        cache.slots = packed.slots
+        cache.slots, cache.write = packed.slots, packed.write
         if self._adapted is not None:
             self._adapted.choose(packed.adapters)
         out = self.model.base_model(

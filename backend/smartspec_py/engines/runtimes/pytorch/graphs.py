@@ -53,9 +53,9 @@ from smartspec_py.engines.runtimes.pytorch.packed import (
     PLAIN,
     PackedBatch,
     Scores,
+    Write,
     complete,
     pack,
-    write_plainly,
 )
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
@@ -84,7 +84,7 @@ class Shape(NamedTuple):
     context_len: int
 
 
-def kernels() -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+def kernels() -> tuple[Callable[..., torch.Tensor], Write]:
     """The attention of captured passes, and what writes their keys. Raises ImportError where
     Triton's language is missing."""
     from smartspec_py.engines.runtimes.pytorch.attention import attend, write
@@ -245,14 +245,11 @@ class GraphRunner(PyTorchRunner):
             attention=attention,
             states=None if self._given is None else self._given[:num_tokens],
             adapters=lines[Line.ADAPTER],
+            write=write,
         )
 
         def run() -> None:
-            self.cache.write = write
-            try:
-                hidden, states = self._model(packed, self.cache)
-            finally:
-                self.cache.write = write_plainly
+            hidden, states = self._model(packed, self.cache)
             self._hidden[:num_tokens].copy_(hidden)
             if states is not None and states is not hidden:
                 assert self._states is not None

@@ -16,7 +16,7 @@ interface, and their cache is replaced by `RowCache`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,10 +87,39 @@ class Attention(Protocol):
         ...
 
 
+class Write(Protocol):
+    """Writes the keys and values of a pass to a layer of the cache."""
+
+    def __call__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        held_keys: torch.Tensor,
+        held_values: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """keys, values: [kv_heads, N, D]. held_keys, held_values: of all slots, [slots, kv_heads,
+        D]. slots: [N]."""
+        ...
+
+
+def write_plainly(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    held_keys: torch.Tensor,
+    held_values: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """See `Write`."""
+    for held, new in ((held_keys, keys), (held_values, values)):
+        held.index_copy_(0, slots, new.transpose(0, 1).to(held.dtype))
+
+
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """token_ids, positions: [1, N]. slots: [N], where their keys are written. states: [N, width],
-    that a head reads. adapters: [N], of the tokens, see `Adapters`; None if no token has one."""
+    """token_ids, positions: [1, N]. slots: [N], where their keys are written, by `write`. states:
+    [N, width], that a head reads. adapters: [N], of the tokens, see `Adapters`; None if no token
+    has one."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -98,6 +127,7 @@ class PackedBatch:
     attention: Attention
     states: torch.Tensor | None = None
     adapters: torch.Tensor | None = None
+    write: Write = write_plainly
 
 
 def pack(
@@ -236,8 +266,8 @@ class RowCache(Cache):
         # Keys of the first layer, values of the first layer, keys of the second layer, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
         self.slots = torch.empty(0, dtype=torch.long)
-        self.write: Callable[..., None] = write_plainly
-        """Writes keys and values, [kv_heads, N, D], to the slots of a layer."""
+        self.write: Write = write_plainly
+        """These two are those of the pass that runs now."""
 
     def update(
         self,
@@ -275,18 +305,6 @@ class RowCache(Cache):
 
     def drop_row(self, row: int, num_kept: int = 0) -> None:
         """Does nothing: the memory of all rows is one tensor."""
-
-
-def write_plainly(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    held_keys: torch.Tensor,
-    held_values: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    """See `RowCache.write`."""
-    for held, new in ((held_keys, keys), (held_values, values)):
-        held.index_copy_(0, slots, new.transpose(0, 1).to(held.dtype))
 
 
 def packed_attention(
