@@ -30,10 +30,10 @@ KINDS = {
         0.02,
     ),
     "host": (Kind(draft_host_s=0.02), 0.02),
-    "two ways": (Kind(is_mixed=True, has_options=True), 0.02),
-    "trees": (Kind(has_trees=True, max_rows=3), 0.02),
+    "two ways": (Kind(is_mixed=True, has_options=True), 0.04),
+    "trees": (Kind(has_trees=True, max_rows=3), 0.04),
     "trees and chains, jagged": (Kind(0.1, is_mixed=True, has_trees=True, max_rows=3), 0.05),
-    "two ways, jagged, stale": (Kind(0.3, 0.05, is_mixed=True, has_options=True), 0.05),
+    "two ways, jagged, stale": (Kind(0.3, 0.05, is_mixed=True, has_options=True), 0.12),
 }
 
 

@@ -17,7 +17,7 @@ only and do not modify them.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -83,8 +83,7 @@ class PlanProblem:
         It is therefore divided by the estimated number of remaining steps, remaining /
         TOKENS_PER_STEP.
     has_passes: [R], whether the option runs draft passes.
-    passes: [R, K + 1], the draft passes for k = 0..K: k, or the depth of a tree. has_trees: whether
-        any option is a tree.
+    passes: [R, K + 1], the draft passes for k = 0..K: k, or the depth of a tree.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
         from 0 to the maximum.
     pass_s: seconds of a draft pass, by its number of rows.
@@ -106,7 +105,6 @@ class PlanProblem:
     verify_s: Floats
     pass_s: Floats
     held_tokens: float
-    has_trees: bool = False
     limits_s: Floats | None = None
 
     @property
@@ -149,24 +147,6 @@ class PlanProblem:
         seconds = seconds + add(self.fixed_s[options] * (lengths > 0), axis=-1)
         return self.held_tokens + add(self.gains[options, lengths], axis=-1), seconds
 
-    def with_options(self, options: Ints) -> PlanProblem:
-        """The problem in which each sequence has only the given option; options: [B]."""
-        if self.has_one_option:
-            return self
-        each, longest = np.arange(len(options)), int(self.max_lens[options].max())
-        return replace(
-            self,
-            first_options=each,
-            sequence_of=each,
-            min_lens=self.min_lens[options],
-            max_lens=self.max_lens[options],
-            survivals=self.survivals[options, :longest],
-            gains=self.gains[options, : longest + 1],
-            fixed_s=self.fixed_s[options],
-            has_passes=self.has_passes[options],
-            passes=self.passes[options, : longest + 1],
-        )
-
 
 _FIELDS = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
 
@@ -206,8 +186,7 @@ def problem_of(
     num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
     takes_passes = np.array(has_passes)
     passes = takes_passes[:, None] * np.arange(survivals.shape[1] + 1)
-    has_trees = any(depths)
-    if has_trees:
+    if any(depths):
         of_trees = np.array(depths)[:, None]
         passes = np.where((of_trees > 0) & (passes > 0), of_trees, passes)
     gains = np.zeros((len(options), survivals.shape[1] + 1))
@@ -235,7 +214,6 @@ def problem_of(
         verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
-        has_trees=has_trees,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
 
