@@ -21,7 +21,7 @@ def accept_probs(
     tracker: AcceptanceTracker, sequence: int, num_positions: int, kind: str = ""
 ) -> tuple[float, ...]:
     (found,) = tracker.accept_probs([sequence], num_positions, [kind])
-    return tuple(found.tolist())
+    return tuple(found)
 
 
 def accept_prob(tracker: AcceptanceTracker, sequence: int, kind: str = "") -> float:

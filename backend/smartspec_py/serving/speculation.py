@@ -14,9 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from smartspec_py.core.learn.acceptance import AcceptanceTracker, Trial
 from smartspec_py.core.learn.branches import BranchTracker
 from smartspec_py.core.plan.planner import COST_POLICIES
@@ -39,15 +36,11 @@ from smartspec_py.engines.base import (
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import Mode
 
-Floats = NDArray[np.float64]
-
-NO_PROBS: Floats = np.zeros(0)
-
 LEAST_NODES = 16
 """Trees are not planned where fewer nodes are left for each request: they would hardly be better
 than chains, and the search takes time."""
 
-NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
+NO_OPTION = DraftOption(0, (), has_draft_passes=False)
 """The option of a sequence without a proposer."""
 
 
@@ -271,7 +264,7 @@ class Speculation:
         self,
         requests: Sequence[Request],
         available: Mapping[SequenceId, Sequence[tuple[str, int]]],
-    ) -> dict[tuple[SequenceId, str], Floats]:
+    ) -> dict[tuple[SequenceId, str], list[float]]:
         """The acceptance probabilities by sequence and proposer. They may be longer than what is
         available."""
         groups: dict[str, list[tuple[Request, int]]] = defaultdict(list)
@@ -279,7 +272,7 @@ class Speculation:
             for name, num in available.get(request.sequence, ()):
                 if num:
                     groups[name].append((request, num))
-        estimates: dict[tuple[SequenceId, str], Floats] = {}
+        estimates: dict[tuple[SequenceId, str], list[float]] = {}
         for name, group in groups.items():
             sequences = [request.sequence for request, _ in group]
             longest = max([num for _, num in group])
@@ -309,9 +302,9 @@ class Speculation:
         name: str,
         num_available: int,
         drafts_s: Mapping[str, float],
-        estimates: Mapping[tuple[SequenceId, str], Floats],
+        estimates: Mapping[tuple[SequenceId, str], Sequence[float]],
     ) -> DraftOption:
-        probs = estimates.get((request.sequence, name), NO_PROBS)
+        probs = estimates.get((request.sequence, name), ())
         lag = self._proposers[name].draft_lag(request.sequence, len(request.tokens))
         return DraftOption(
             max_draft_len=num_available,

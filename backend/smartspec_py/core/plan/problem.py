@@ -235,7 +235,7 @@ def _survivals(probs: Sequence[Sequence[float] | Floats], max_lens: Sequence[int
     survivals = np.zeros((len(max_lens), max(max_lens)))
     is_possible = np.arange(survivals.shape[1]) < np.array(max_lens)[:, None]
     known = [row[:most] for row, most in zip(probs, max_lens, strict=True)]
-    survivals[is_possible] = np.concatenate(known)
+    survivals[is_possible] = list(chain.from_iterable(known))
     np.multiply.accumulate(survivals, axis=1, out=survivals)
     survivals[~is_possible] = IMPOSSIBLE
     return survivals
