@@ -105,6 +105,11 @@ def check_valid(sinks: list[LocalSink]) -> None:
     assert ends.count(FinishReason.STOP) > len(ends) // 2
 
 
+def test_a_server_that_has_started_has_its_compiler(server: Server) -> None:
+    """Making it holds Python's lock for long, so a launcher would take the server for hung."""
+    assert "_grammars" in vars(server.intake)
+
+
 def test_texts_are_valid_and_the_same_with_every_policy(server: Server) -> None:
     expected = answers(server, policy="none")
     check_valid(expected)

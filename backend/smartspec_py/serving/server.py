@@ -128,14 +128,13 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="smartspec-loop", daemon=True)
 
     def start(self) -> None:
+        if self._has_grammars:
+            self.intake.prepare_grammars()
         # Objects of engines and libraries stay alive. Without the freeze, a full garbage collection
         # scans them every few minutes, which delays a token by 0.3 s.
         gc.freeze()
         self._responder.start()
         self._thread.start()
-        if self._has_grammars:
-            # It holds Python's lock for 0.3 s, so the first request with a grammar must not.
-            self._compiling.submit(self.intake.prepare_grammars)
 
     def stop(self) -> None:
         """Fail unfinished requests, end the threads, close the engines."""
