@@ -235,9 +235,9 @@ class Intake:
             raise FieldError(field, f"must be a grammar that works: {error}") from error
 
     def prepare_grammars(self) -> None:
-        """Make the compiler. It holds Python's lock for 0.3 s with 49,000 tokens, and for up to 2 s
-        with 152,000, so requests must not wait for it, nor the launcher, which takes such a silence
-        for a hang. A tokenizer that does not work fails the requests with a grammar."""
+        """Make the compiler. It holds Python's lock, for 0.3 s with 49,000 tokens and for more than
+        1.5 s with 152,000, which a launcher takes for a hang. So call it before the server is
+        ready. If the tokenizer does not work, requests with a grammar fail."""
         with contextlib.suppress(Exception):
             _ = self._grammars
 

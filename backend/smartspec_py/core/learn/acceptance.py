@@ -83,9 +83,8 @@ class _Cohort:
     accepted: list[float]
     trials: list[float]
 
-    def fade(self, kept: float) -> None:
-        self.accepted = [kept * num for num in self.accepted]
-        self.trials = [kept * num for num in self.trials]
+    def faded(self, kept: float) -> _Cohort:
+        return _Cohort([kept * num for num in self.accepted], [kept * num for num in self.trials])
 
     def add(self, num_accepted: int, num_trials: int) -> None:
         """The result of one step of one sequence."""
@@ -117,8 +116,9 @@ class _Counts(NamedTuple):
 class AcceptanceTracker:
     """The estimates for one proposer.
 
-    `observe` adds results, `accept_probs` returns estimates, and `release` removes a request. With
-    one request, NumPy takes five times as long as this arithmetic, with 32 as long.
+    `observe` adds results, `accept_probs` returns estimates, and `release` removes a request. NumPy
+    takes four times as long as these floats with one request, as long with 32, and half as long
+    with 64.
     """
 
     def __init__(self, assumed: Mapping[str, float] | None = None, num_positions: int = 1) -> None:
@@ -126,6 +126,7 @@ class AcceptanceTracker:
         num_positions: positions with rates of their own; 1 if all positions share a rate."""
         self._assumed = assumed or {}
         self._num_positions = num_positions
+        self._nothing = _Cohort([0.0] * num_positions, [0.0] * num_positions)
         self._cohorts: OrderedDict[str, _Cohort] = OrderedDict()
         """The least recently used first."""
         self._accepted, self._trials = 0.0, 0.0
@@ -214,13 +215,8 @@ class AcceptanceTracker:
                 row += [0.0] * (self._num_positions - len(row))
             self._set(name, counts)
 
-    def _of(self, cohort: str) -> _Cohort:
-        """The counts of the cohort; 0 if it is not known."""
-        nothing = [0.0] * self._num_positions
-        return self._cohorts.get(cohort) or _Cohort(nothing, nothing)
-
     def _rates(self, cohort: str) -> _Rates:
-        counts = self._of(cohort)
+        counts = self._cohorts.get(cohort, self._nothing)
         num_accepted, num_trials = sum(counts.accepted), sum(counts.trials)
         assumed = self._assumed.get(cohort)
         if assumed is None:
@@ -237,15 +233,13 @@ class AcceptanceTracker:
         )
 
     def _observe_cohort(self, name: str, kept: float, drafted: Sequence[Trial]) -> None:
-        old = self._of(name)
-        counts = _Cohort(old.accepted, old.trials)
-        counts.fade(kept)
+        counts = self._cohorts.get(name, self._nothing).faded(kept)
         for trial in drafted:
             counts.add(trial.num_accepted, _num_trials(trial))
         self._set(name, counts)
 
     def _set(self, name: str, counts: _Cohort) -> None:
-        old = self._of(name)
+        old = self._cohorts.get(name, self._nothing)
         self._accepted += sum(counts.accepted) - sum(old.accepted)
         self._trials += sum(counts.trials) - sum(old.trials)
         self._cohorts[name] = counts
@@ -269,10 +263,9 @@ def _observed(
     probs = rates.probs[:num_trials] if len(rates.probs) > 1 else [rates.probs[0]] * num_trials
     num_expected = sum(probs)
     for expert, factor in enumerate(_factors(own, rates.trials)):
-        right = [rate * factor / (rate * factor + 1.0 - rate) for rate in probs]
-        likely[expert] += math.log(math.prod(right[:num_accepted]))
-        if num_trials > num_accepted:
-            likely[expert] += math.log(1.0 - right[-1])
+        odds = [factor * rate / (1.0 - rate) for rate in probs]
+        likely[expert] += sum([math.log(odd) for odd in odds[:num_accepted]])
+        likely[expert] -= sum([math.log(1.0 + odd) for odd in odds])
     return [
         _Counts(
             memory * accepted + num_accepted,
