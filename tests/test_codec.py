@@ -13,7 +13,7 @@ from fuzz_values import NOT_UTF8, OPTIONAL, SPECS, invalid_values, valid_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smartspec_py.api.contract import OUTPUTS
+from smartspec_py.api.contract import GATEWAY, OUTPUTS
 from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_py.core.types import FinishReason, SpecMetrics, TokenLogProb, Verification
@@ -244,3 +244,23 @@ def test_errors(code: ErrorCode) -> None:
     assert response.error.message == "what it was"
     assert code.name.lower().startswith(response.error.code)
     assert response.output_tensors == []
+    found = codec.encode_error(code, "what it was", is_gateway=True).error
+    assert found.message == f"{code.value}: what it was"
+    assert found.code == response.error.code
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wanted", "is_gateway"),
+    [
+        ({}, {"seed"}, False),
+        ({GATEWAY: ""}, {"seed"}, True),
+        ({GATEWAY: "text_output,finish_reason"}, {"text_output", "finish_reason"}, True),
+    ],
+)
+def test_the_gateway_names_the_outputs(
+    parameters: dict[str, str], wanted: set[str], is_gateway: bool
+) -> None:
+    """It is a parameter of the request, which others do not send."""
+    asked = request(REQUIRED, **parameters)
+    assert codec.wanted_outputs(asked) == (wanted, is_gateway)
+    assert codec.decode(asked) == decode()

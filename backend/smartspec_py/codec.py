@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from smartspec_py.api.contract import INPUTS, OUTPUTS
+from smartspec_py.api.contract import GATEWAY, INPUTS, OUTPUTS
 from smartspec_py.api.errors import why_incomplete
 from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.api.refused import why_refused
@@ -33,13 +33,22 @@ _BLOCKS = dict.fromkeys(
 def decode(request: Any) -> GenerateParams:
     """Convert a Triton request to values. Raises RequestError, which names the field, the value and
     the range."""
-    _refuse_parameters(request)
+    for name, value in sorted(_parameters(request).items()):
+        if name != GATEWAY and (why := why_refused(name, value, _INPUT_NAMES)):
+            raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
     arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     if why := why_incomplete(arrays):  # Triton checks only their number
         raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
     given = {spec.name: _value(spec, arrays[spec.name]) for spec in INPUTS if spec.name in arrays}
     _check_bias(given)
     return GenerateParams(**{FIELDS[name]: given[name] for name in given if name in FIELDS})
+
+
+def wanted_outputs(request: Any) -> tuple[frozenset[str], bool]:
+    """The names of the outputs to send, and whether the gateway sent the request."""
+    names = _parameters(request).get(GATEWAY)
+    is_gateway = isinstance(names, str)
+    return frozenset(names.split(",") if names else request.requested_output_names()), is_gateway
 
 
 def encode(reply: Reply, wanted: Collection[str]) -> Any:
@@ -59,16 +68,16 @@ def encode(reply: Reply, wanted: Collection[str]) -> Any:
     )
 
 
-def encode_error(code: ErrorCode, message: str) -> Any:
-    """An error as a Triton response."""
+def encode_error(code: ErrorCode, message: str, *, is_gateway: bool = False) -> Any:
+    """An error as a Triton response. is_gateway: see `api.contract.GATEWAY`."""
+    if is_gateway:
+        message = f"{code.value}: {message}"
     triton_code = getattr(pb_utils.TritonError, code.value)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, triton_code))
 
 
-def _refuse_parameters(request: Any) -> None:
-    for name, value in sorted(json.loads(request.parameters() or "{}").items()):
-        if why := why_refused(name, value, _INPUT_NAMES):
-            raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
+def _parameters(request: Any) -> dict[str, Any]:
+    return dict(json.loads(request.parameters() or "{}"))
 
 
 def _value(spec: TensorSpec, array: Any) -> Any:

@@ -24,7 +24,7 @@ if find_spec("smartspec_py") is None:
     assert _spec is not None
     sys.modules["smartspec_py"] = module_from_spec(_spec)
 
-from smartspec_py.codec import decode, encode, encode_error
+from smartspec_py.codec import decode, encode, encode_error, wanted_outputs
 from smartspec_py.config import CONFIG_NAME, read_config
 from smartspec_py.defaults import ConfigError
 from smartspec_py.serving.build import build_engine
@@ -44,14 +44,17 @@ class TritonSink:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._wanted = frozenset(request.requested_output_names())
+        self._wanted, self._is_gateway = wanted_outputs(request)
+        if self._is_gateway:
+            self._sender.send(pb_utils.InferenceResponse([]))
 
     def send(self, reply: Reply) -> None:
         flags = 0 if reply.finish_reason is None else _FINAL
         self._sender.send(encode(reply, self._wanted), flags=flags)
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        self._sender.send(encode_error(code, message), flags=_FINAL)
+        error = encode_error(code, message, is_gateway=self._is_gateway)
+        self._sender.send(error, flags=_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import json
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -22,17 +25,34 @@ from smartspec_launch.gateway import OpenAi
 Handler = Callable[[Any, Any], Iterator[Any]]
 """From a ModelInferRequest and the context of the call to the responses."""
 
+Document = dict[str, Any]
+Generate = Callable[[Document], Iterator[Document | None]]
+"""From the fields of a request to the documents of its responses; None: nothing yet."""
+
+EMPTY: Document = {"model_name": "smartspec", "model_version": "1"}
+"""The first response, see `api.contract.GATEWAY`."""
+
+
+class Break(Exception):
+    """Raised by a handler: Triton dies."""
+
 
 class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Triton's gRPC service with `handler`, and Triton's HTTP port, which answers its path."""
+    """Triton's gRPC service with `handler`; its HTTP port, which answers a GET with the path and
+    generates with `generate`. refusal: status and text of Triton's own, for all of them.
+    has_left: when the gateway has cancelled a request."""
 
     def __init__(self) -> None:
-        self.handler: Handler = lambda request, context: iter([text("a")])
+        self.handler: Handler = lambda request, context: iter([tensor("a")])
+        self.generate: Generate = lambda fields: iter([text("a")])
+        self.refusal: tuple[int, str] | None = None
+        self.has_left = threading.Event()
         self._grpc = grpc.server(ThreadPoolExecutor(16))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._grpc)
         self.grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
         self._grpc.start()
-        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Http)
+        handler = type("Handler", (_Http,), {"stand_in": self})
+        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.http_port = self._http.server_port
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
@@ -53,9 +73,41 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 class _Http(http.server.BaseHTTPRequestHandler):
+    stand_in: StandIn
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
-        body = self.path.encode()
+        self._answer(200, self.path.encode())
+
+    def do_POST(self) -> None:
+        fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.stand_in.refusal is not None:
+            status, reason = self.stand_in.refusal
+            self._answer(status, json.dumps({"error": reason}).encode())
+            return
         self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for document in chain([EMPTY], self.stand_in.generate(fields)):
+                if document is not None:
+                    self._chunk(b"data: %s\n\n" % json.dumps(document, ensure_ascii=False).encode())
+                if select.select([self.connection], [], [], 0.01 * (document is None))[0]:
+                    raise ConnectionResetError
+            self._chunk(b"")
+        except Break:
+            pass
+        except ConnectionError:
+            self.stand_in.has_left.set()
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -64,8 +116,13 @@ class _Http(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def text(value: str, **fields: Any) -> Any:
+def text(value: str, **fields: Any) -> Document:
     """A response with this text."""
+    return EMPTY | {"text_output": value} | fields
+
+
+def tensor(value: str, **fields: Any) -> Any:
+    """The same over gRPC."""
     answer = service_pb2.ModelInferResponse(model_name="smartspec", model_version="1", **fields)
     answer.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
     raw = value.encode()

@@ -16,18 +16,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
-from stand_in import StandIn, running_gateway, text
-from tritonclient.grpc import service_pb2
+from stand_in import EMPTY, Break, Document, StandIn, running_gateway, text
 
 from smartspec_gateway import protocol
-from smartspec_gateway.v2 import json_of
 from smartspec_launch.address import Address, free_address, responds
 from smartspec_launch.gateway import LEAST_FILES, OpenAi, allow_open_files, as_json
 from smartspec_launch.interpreter import LaunchError
+from smartspec_py.api.contract import GATEWAY
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 GENERATE = "/v2/models/smartspec/generate"
@@ -76,25 +73,23 @@ def answered(port: int, sent: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         return response, response.read()
 
 
-def test_a_response_is_the_json_of_triton() -> None:
-    """Bare values for one element, lists for others."""
-    answer = text("é", id="mine").infer_response
-    for name, dtype, raw in (
-        ("seed", "UINT64", b"\xff" * 8),
-        ("output_ids", "INT32", bytes((1, 0, 0, 0, 2, 0, 0, 0))),
-        ("rate", "FP32", b"\0\0\0\x3f"),
-    ):
-        answer.outputs.add(name=name, datatype=dtype, shape=[1, len(raw) // 4])
-        answer.raw_output_contents.append(raw)
-    assert json.loads(json_of(answer)) == {
-        "id": "mine",
-        "model_name": "smartspec",
-        "model_version": "1",
-        "text_output": "é",
-        "seed": 2**64 - 1,
-        "output_ids": [1, 2],
-        "rate": 0.5,
-    }
+def test_a_response_is_the_json_of_triton(triton: StandIn, gateway: Address) -> None:
+    """The model gets the checked fields, and answers in the form that the gateway wants."""
+    asked_for = []
+
+    def answer(fields: Document) -> Iterator[Document]:
+        asked_for.append(fields)
+        yield text("é", id="mine", seed=2**64 - 1, output_ids=[1, 2])
+
+    triton.generate = answer
+    with asked(gateway) as response:
+        assert json.loads(response.read()) == EMPTY | {
+            "id": "mine",
+            "text_output": "é",
+            "seed": 2**64 - 1,
+            "output_ids": [1, 2],
+        }
+    assert asked_for == [json.loads(BODY) | {GATEWAY: ""}]
 
 
 def test_events_come_one_by_one(triton: StandIn, gateway: Address) -> None:
@@ -102,12 +97,12 @@ def test_events_come_one_by_one(triton: StandIn, gateway: Address) -> None:
     is a line end for any client."""
     is_read = threading.Event()
 
-    def answer(request: Any, context: Any) -> Iterator[Any]:
+    def answer(fields: Document) -> Iterator[Document]:
         yield text("a\u2028\x85")
         assert is_read.wait(WAIT_S)
         yield text("b")
 
-    triton.handler = answer
+    triton.generate = answer
     with asked(gateway, GENERATE + "_stream") as response:
         first = response.readline() + response.readline()
         assert len(first.decode().splitlines()) == 2
@@ -117,53 +112,63 @@ def test_events_come_one_by_one(triton: StandIn, gateway: Address) -> None:
     assert json.loads(last.removeprefix(b"data:"))["text_output"] == "b"
 
 
-def test_a_stream_that_breaks_off_is_no_complete_one(triton: StandIn, gateway: Address) -> None:
-    def answer(request: Any, context: Any) -> Iterator[Any]:
-        yield text("a")
-        threading.Thread(target=triton.close).start()
-        threading.Event().wait(WAIT_S)
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_stream_that_breaks_off_is_no_complete_one(
+    triton: StandIn, gateway: Address, is_early: bool
+) -> None:
+    """Before its first response it is refused."""
 
-    triton.handler = answer
-    with (
-        asked(gateway, GENERATE + "_stream") as response,
-        pytest.raises(http.client.IncompleteRead) as caught,
-    ):
-        response.read()
-    last = caught.value.partial.rstrip().rpartition(b"data:")[2]
-    assert "Triton ended the connection" in json.loads(last)["error"]
+    def answer(fields: Document) -> Iterator[Document]:
+        if not is_early:
+            yield text("a")
+        raise Break
+
+    triton.generate = answer
+    with asked(gateway, GENERATE + "_stream") as response:
+        if is_early:
+            status, reason = error_of(response)
+            assert status == 503
+        else:
+            with pytest.raises(http.client.IncompleteRead) as caught:
+                response.read()
+            last = caught.value.partial.rstrip().rpartition(b"data:")[2]
+            reason = json.loads(last)["error"]
+    assert "Triton ended the connection" in reason
 
 
 @pytest.mark.parametrize("route", [GENERATE, GENERATE + "_stream"])
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("error", "status", "reason"),
     [
-        (grpc.StatusCode.INVALID_ARGUMENT, 400),
-        (grpc.StatusCode.UNAVAILABLE, 503),
-        (grpc.StatusCode.INTERNAL, 500),
+        ("INVALID_ARG: seed: no", 400, "seed: no"),
+        ("UNAVAILABLE: the queue\nis full", 503, "the queue\nis full"),
+        ("INTERNAL: a: b", 500, "a: b"),
+        ("in ensemble 'own', INVALID_ARG: no", 400, "in ensemble 'own', no"),
+        ("Stub process is not healthy", 500, "Stub process is not healthy"),
+        ("OTHER: no code of the model", 500, "OTHER: no code of the model"),
     ],
 )
 def test_a_status_is_chosen_by_the_code(
-    triton: StandIn, gateway: Address, code: grpc.StatusCode, status: int, route: str
+    triton: StandIn, gateway: Address, error: str, status: int, reason: str, route: str
 ) -> None:
-    def answer(request: Any, context: Any) -> Iterator[Any]:
-        assert dict(context.invocation_metadata())["triton_grpc_error"] == "true"
-        context.abort(code, "the queue is full")
-        yield
-
-    triton.handler = answer
+    triton.generate = lambda fields: iter([{"error": error}])
     with asked(gateway, route) as response:
-        assert error_of(response) == (status, "the queue is full")
+        assert error_of(response) == (status, reason)
 
 
-@pytest.mark.parametrize(("model", "status"), [("smartspec", 400), ("other", 404)])
-def test_a_refusal_of_triton_itself(
-    triton: StandIn, gateway: Address, model: str, status: int
-) -> None:
-    """It has no code; whether the model is there decides."""
-    refusal = service_pb2.ModelStreamInferResponse(error_message="no such tensor")
-    triton.handler = lambda request, context: iter([refusal])
-    with asked(gateway, f"/v2/models/{model}/generate") as response:
-        assert error_of(response) == (status, "no such tensor")
+def test_an_error_after_the_first_response_is_an_event(triton: StandIn, gateway: Address) -> None:
+    """Also where both arrive together."""
+    triton.generate = lambda fields: iter([text("a"), {"error": "INTERNAL: no"}])
+    with asked(gateway, GENERATE + "_stream") as response:
+        first, last = (event.removeprefix(b"data:") for event in response.read().split(b"\n\n")[:2])
+    assert json.loads(first)["text_output"] == "a"
+    assert json.loads(last) == {"error": "no"}
+
+
+def test_a_refusal_of_triton_itself(triton: StandIn, gateway: Address) -> None:
+    triton.refusal = 404, "no such model"
+    with asked(gateway, "/v2/models/other/generate") as response:
+        assert error_of(response) == (404, "no such model")
 
 
 def test_no_triton_is_503() -> None:
@@ -179,24 +184,25 @@ def test_a_client_that_leaves_cancels_its_request(
     triton: StandIn, gateway: Address, streams: bool
 ) -> None:
     """In the middle of a stream, and while nothing has come yet."""
-    has_come, has_ended = threading.Event(), threading.Event()
+    has_come = threading.Event()
 
-    def answer(request: Any, context: Any) -> Iterator[Any]:
-        context.add_callback(has_ended.set)
+    def answer(fields: Document) -> Iterator[Document | None]:
         if streams:
             yield text("a")
         has_come.set()
-        assert has_ended.wait(WAIT_S)
+        while True:
+            yield None
 
-    triton.handler = answer
+    triton.generate = answer
     route = GENERATE + "_stream" * streams
     client = socket.create_connection(("127.0.0.1", gateway.http_port), timeout=WAIT_S)
     client.sendall(_post(BODY).replace(GENERATE.encode(), route.encode()))
     assert has_come.wait(WAIT_S)
     if streams:
         assert client.recv(1)
+    assert not triton.has_left.is_set()
     client.close()
-    assert has_ended.wait(WAIT_S)
+    assert triton.has_left.wait(WAIT_S)
 
 
 def test_a_client_that_does_not_read_fills_no_memory(
@@ -204,16 +210,15 @@ def test_a_client_that_does_not_read_fills_no_memory(
 ) -> None:
     """Triton's writes stop after what the sockets and buffers hold; later it is cut off."""
     monkeypatch.setattr(protocol, "SEND_S", 1.0)
-    num_sent, has_ended = 0, threading.Event()
+    num_sent = 0
 
-    def answer(request: Any, context: Any) -> Iterator[Any]:
+    def answer(fields: Document) -> Iterator[Document]:
         nonlocal num_sent
-        context.add_callback(has_ended.set)
-        while context.is_active() and num_sent < 10_000:
+        while num_sent < 10_000:
             num_sent += 1
             yield text("x" * 10_000)
 
-    triton.handler = answer
+    triton.generate = answer
     with (
         running_gateway(triton.grpc_port, triton.http_port) as address,
         socket.socket() as client,
@@ -221,7 +226,7 @@ def test_a_client_that_does_not_read_fills_no_memory(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         client.connect(("127.0.0.1", address.http_port))
         client.sendall(_post(BODY).replace(b"/generate", b"/generate_stream"))
-        assert has_ended.wait(WAIT_S)
+        assert triton.has_left.wait(WAIT_S)
     assert num_sent < 3200
 
 
@@ -456,12 +461,12 @@ def test_a_draining_gateway_refuses_new_requests_with_503(triton: StandIn) -> No
     """Requests in flight end, and Triton is still asked whether it is alive."""
     has_come, may_answer = threading.Event(), threading.Event()
 
-    def answer(request: Any, context: Any) -> Iterator[Any]:
+    def answer(fields: Document) -> Iterator[Document]:
         has_come.set()
         assert may_answer.wait(WAIT_S)
         yield text("a")
 
-    triton.handler = answer
+    triton.generate = answer
     pipe = os.pipe()
     with (
         running_gateway(triton.grpc_port, triton.http_port, pipe) as address,

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from stand_in import StandIn, running_gateway, text
+from stand_in import StandIn, running_gateway, tensor
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from smartspec_gateway import grpc_front
@@ -65,13 +65,13 @@ def test_requests_and_responses_pass_unchanged(triton: StandIn, stub: Any) -> No
     def answer(asked: Any, context: Any) -> Iterator[Any]:
         requests.append(asked)
         metadata.append(dict(context.invocation_metadata()).get("triton_grpc_error"))
-        yield text("é", id=asked.id)
+        yield tensor("é", id=asked.id)
 
     triton.handler = answer
     sent = [request(id=number, raw_input_contents=[b"\xff"]) for number in ("1", "2")]
     found = list(stub.ModelStreamInfer(iter(sent), metadata=[("triton_grpc_error", "true")]))
     assert requests == sent
-    assert found == [text("é", id="1"), text("é", id="2")]
+    assert found == [tensor("é", id="1"), tensor("é", id="2")]
     assert metadata == ["true", "true"]
     assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
 
@@ -88,7 +88,7 @@ def test_a_stream_passes_few_requests_before_their_responses(
         taken.put(asked.id)
         if asked.id == "2":
             may_answer.wait(WAIT_S)
-            yield text("a")
+            yield tensor("a")
 
     triton.handler = take
     call = stub.ModelStreamInfer(request(id=str(number)) for number in range(10))
@@ -120,7 +120,7 @@ def test_what_could_end_triton_never_reaches_it(
 
     def answer(asked: Any, context: Any) -> Iterator[Any]:
         requests.append(asked)
-        yield text("a")
+        yield tensor("a")
 
     triton.handler = answer
     assert code_of(stub.ModelStreamInfer(iter([request(**fields)])))[0] is code
@@ -151,7 +151,7 @@ def test_a_client_that_cancels_cancels_in_triton(triton: StandIn, stub: Any) -> 
 
     def answer(asked: Any, context: Any) -> Iterator[Any]:
         context.add_callback(has_ended.set)
-        yield text("a")
+        yield tensor("a")
         assert has_ended.wait(WAIT_S)
 
     triton.handler = answer

@@ -49,6 +49,9 @@ class InferenceRequest:
     def inputs(self) -> list[Tensor]:
         return self.tensors
 
+    def requested_output_names(self) -> list[str]:
+        return ["seed"]
+
     def parameters(self) -> str:
         return json.dumps(self.named) if self.named else ""
 

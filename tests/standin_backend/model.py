@@ -52,7 +52,8 @@ class TritonPythonModel:
         if text == "unload":
             self._unload()
         if text in ("error", "unload"):
-            error = pb_utils.TritonError(f"told to fail: {text}", pb_utils.TritonError.UNAVAILABLE)
+            message = f"UNAVAILABLE: told to fail: {text}"  # as the gateway wants it
+            error = pb_utils.TritonError(message, pb_utils.TritonError.UNAVAILABLE)
             sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
             return
         self._is_kept |= text == "keep"

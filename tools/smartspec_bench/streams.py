@@ -13,7 +13,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from smartspec_py.api.contract import MODEL_NAME
+import numpy as np
+
+from smartspec_py.api.contract import INPUTS, MODEL_NAME
+from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_py.serving.messages import Progress
 from smartspec_sim.latency import RequestTiming
 
@@ -180,27 +183,52 @@ class GrpcStreams:
     def __init__(self, grpc_url: str) -> None:
         """grpc_url: HOST:PORT."""
         self._url = grpc_url
-        self._triton: Any = None
+        self._client: Any = None
 
     async def __aenter__(self) -> Self:
-        from smartspec_gateway.triton import Triton
+        import tritonclient.grpc.aio as triton
 
-        self._triton = Triton(self._url)
+        self._client = triton.InferenceServerClient(self._url)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._triton.close()
+        await self._client.close()
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        from smartspec_gateway.fields import message_of, values_of
-        from smartspec_gateway.limits import Refused
+        from tritonclient.utils import InferenceServerException
+
+        async def requests() -> AsyncIterator[Mapping[str, Any]]:
+            yield {"model_name": MODEL_NAME, "inputs": _tensors(fields)}
 
         try:
-            async for response in self._triton.responses(message_of(fields, MODEL_NAME)):
-                outputs = values_of(response).items()
-                yield {name: one[0] if len(one) == 1 else one for name, one in outputs}
-        except Refused as error:
+            async for result, error in self._client.stream_infer(requests()):
+                if error is not None:
+                    raise StreamError(str(error))
+                yield {one.name: _value(result, one.name) for one in result.get_response().outputs}
+        except InferenceServerException as error:
             raise StreamError(str(error)) from error
+
+
+def _tensors(fields: Mapping[str, Any]) -> list[Any]:
+    import tritonclient.grpc as triton
+
+    tensors = []
+    for spec in INPUTS:
+        if spec.name in fields:
+            value = fields[spec.name]
+            dtype = np.object_ if spec.dtype == "STRING" else NUMPY_TYPES[spec.dtype]
+            array: Any = np.array([value if isinstance(value, (list, tuple)) else [value]], dtype)
+            triton_type = spec.dtype.replace("STRING", "BYTES")
+            tensors.append(triton.InferInput(spec.name, array.shape, triton_type))
+            tensors[-1].set_data_from_numpy(array)
+    return tensors
+
+
+def _value(result: Any, name: str) -> Any:
+    """One element as a bare value, like Triton's JSON."""
+    array = result.as_numpy(name)
+    values = [each.decode() if isinstance(each, bytes) else each for each in array.ravel().tolist()]
+    return values[0] if len(values) == 1 else values
 
 
 Heard = Callable[[Mapping[str, Any]], object]

@@ -25,12 +25,14 @@ from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import BACKLOG, KEEP_ALIVE_S, Limits, connections_for
 from smartspec_gateway.protocol import BoundedProtocol
-from smartspec_gateway.triton import Triton
+from smartspec_gateway.triton import CONNECT_S, Triton
 from smartspec_gateway.v2 import V2, Metrics
 from smartspec_launch.address import Address
 from smartspec_launch.gateway import OpenAi, from_json
 
-CONNECT_S, ANSWER_S = 5.0, 30.0
+ANSWER_S = 30.0
+"""Time for Triton to answer what is no request to generate."""
+
 SHUTDOWN_S = 2
 """Time for open responses to end after the gateway is told to stop."""
 
@@ -47,10 +49,11 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     ended = asyncio.Event()
     limits = Limits(max_connections=connections_for(num_files))
-    triton = Triton(address.triton_grpc_url)
     grpc_front = GrpcFront(address.triton_grpc_url, limits)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        triton = Triton(session, address.triton_url)
         v2 = V2(triton, session, address.triton_url)
         metrics = Metrics(session, address.triton_metrics_url)
         servers = [
@@ -70,7 +73,6 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
         following.add_done_callback(lambda _: ended.set())
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
-    await triton.close()
 
 
 def _server(

@@ -1,6 +1,6 @@
-"""From fields to tensors and back, by the table of `smartspec_py.api`.
+"""The fields of a request, by the table of tensors in `smartspec_py.api`.
 
-Types and integer sizes are checked here, and values by the backend. Errors name the field.
+Types and sizes of numbers are checked here, and values by the backend. Errors name the field.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import deserialize_bytes_tensor
 
 from smartspec_gateway.limits import MAX_ID_BYTES, Refused
 from smartspec_py.api.contract import INPUTS
@@ -32,49 +30,35 @@ KINDS: Mapping[str, tuple[frozenset[type], str]] = {
 }
 """The Python types of a JSON value by dtype, and their name."""
 
+MAX_FP32 = float(np.finfo(np.float32).max)
 MAX_SHOWN = 80
 
 
-def request_of(body: bytes, model: str, version: str, *, may_stream: bool) -> Any:
-    """The message for Triton. Raises Refused.
+def request_of(body: bytes, *, may_stream: bool) -> dict[str, Any]:
+    """The fields of a request as `checked` returns them, and its `id` if it has one.
 
-    may_stream: false for the route that returns one response.
+    may_stream: false for the route that returns one response. Raises Refused.
     """
     try:
-        fields, request_id = _fields(_document(body))
+        given, request_id = _fields(_document(body))
     except RecursionError:
         raise Refused(400, "body: JSON must not be nested so deep") from None
-    request = message_of(fields, model, version, request_id)
-    if why := why_incomplete(fields):
+    fields = checked(given)
+    if why := why_incomplete(given):
         raise Refused(400, why)
-    if not may_stream and fields.get("stream") in (True, [True]):
+    if not may_stream and fields.get("stream"):
         raise Refused(400, "stream: got true, must be false for /generate; use /generate_stream")
-    return request
+    return fields | ({"id": request_id} if request_id else {})
 
 
-def message_of(
-    fields: Mapping[str, Any], model: str, version: str = "", request_id: str = ""
-) -> Any:
-    """The message for Triton. fields: values by the names of tensors. Raises Refused."""
-    request = service_pb2.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by the names of tensors, with one value as a bare one and without empty lists.
+    Raises Refused."""
+    found = {}
     for name, value in fields.items():
         if elements := _elements(SPECS[name], value):
-            dtype = SPECS[name].dtype.replace("STRING", "BYTES")
-            request.inputs.add(name=name, datatype=dtype, shape=[1, len(elements)])
-            request.raw_input_contents.append(_raw(SPECS[name], elements))
-    return request
-
-
-def values_of(response: Any) -> dict[str, list[Any]]:
-    """The elements of each output of a response."""
-    values: dict[str, list[Any]] = {}
-    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        if tensor.datatype == "BYTES":
-            texts = deserialize_bytes_tensor(raw)
-            values[tensor.name] = [text.decode("utf-8", "replace") for text in texts]
-        else:
-            values[tensor.name] = np.frombuffer(raw, NUMPY_TYPES[tensor.datatype]).tolist()
-    return values
+            found[name] = elements if SPECS[name].is_list else elements[0]
+    return found
 
 
 def _document(body: bytes) -> dict[str, Any]:
@@ -124,16 +108,27 @@ def _elements(spec: TensorSpec, value: Any) -> list[Any]:
     elements = value if isinstance(value, list) else [value]
     if why := spec.why_wrong_size(len(elements)):
         raise _wrong(spec, why)
-    types, kind = KINDS[spec.dtype]
-    if wrong := set(map(type, elements)) - types:
-        shown = _shown(next(element for element in elements if type(element) in wrong))
-        allowed = f"{kind}, {spec.allowed.text}" if spec.allowed.text else kind
-        listed = f"a list with each element {allowed}" if spec.is_list else allowed
-        raise _wrong(spec, f"got {shown}, must be {listed}")
-    if types == {int} and elements:
+    types, _ = KINDS[spec.dtype]
+    if set(map(type, elements)) - types:
+        raise _wrong_element(spec, next(each for each in elements if type(each) not in types))
+    if spec.dtype == "STRING":
+        for text in elements:
+            _check_text(spec, text)
+    elif spec.dtype == "FP32":
+        for number in elements:
+            if not _is_finite(number):
+                raise _wrong_element(spec, number)
+    elif types == {int} and elements:
         _check_fits(spec, min(elements))
         _check_fits(spec, max(elements))
     return elements
+
+
+def _wrong_element(spec: TensorSpec, element: Any) -> Refused:
+    _, kind = KINDS[spec.dtype]
+    allowed = f"{kind}, {spec.allowed.text}" if spec.allowed.text else kind
+    listed = f"a list with each element {allowed}" if spec.is_list else allowed
+    return _wrong(spec, f"got {_shown(element)}, must be {listed}")
 
 
 def _wrong(spec: TensorSpec, reason: str) -> Refused:
@@ -147,27 +142,24 @@ def _check_fits(spec: TensorSpec, value: int) -> None:
         raise _wrong(spec, f"got {_shown(value)}, must be in {low}..{limits.max}")
 
 
-def _raw(spec: TensorSpec, elements: list[Any]) -> bytes:
-    if spec.dtype == "STRING":
-        try:
-            encoded = [element.encode() for element in elements]
-        except UnicodeEncodeError as error:
-            place = f"character {error.start}"
-            raise _wrong(spec, f"must be valid UTF-8 without lone surrogates ({place})") from None
-        return b"".join(len(each).to_bytes(4, "little") + each for each in encoded)
-    if spec.dtype == "FP32":
-        elements = [_float(element) for element in elements]
-    with np.errstate(over="ignore"):  # infinite; the backend refuses it
-        return np.array(elements).astype(NUMPY_TYPES[spec.dtype]).tobytes()
-
-
-def _float(number: float) -> float:
+def _is_finite(number: float) -> bool:
+    """Whether the tensor's type can hold it."""
     try:
-        return float(number)
+        return abs(float(number)) <= MAX_FP32
     except OverflowError:
-        return float("inf") if number > 0 else float("-inf")
+        return False
+
+
+def _check_text(spec: TensorSpec, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"character {error.start}"
+        raise _wrong(spec, f"must be valid UTF-8 without lone surrogates ({place})") from None
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return str(value)  # JSON has no words for some
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

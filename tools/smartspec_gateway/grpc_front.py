@@ -25,7 +25,11 @@ from smartspec_gateway.limits import (
     Limits,
     Refused,
 )
-from smartspec_gateway.triton import STRICT, UNLIMITED
+
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+STRICT = "triton_grpc_error"
+"""Metadata of a stream: Triton ends it with the status of an error, instead of a message with only
+its text."""
 
 SERVICE = "inference.GRPCInferenceService"
 UNARY = (
@@ -102,9 +106,9 @@ class GrpcFront:
         return answer
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        strict = dict(context.invocation_metadata()).get(STRICT[0])
+        strict = dict(context.invocation_metadata()).get(STRICT)
         call = self._channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
-            metadata=() if strict is None else ((STRICT[0], strict),)
+            metadata=() if strict is None else ((STRICT, strict),)
         )
         refusals: list[Refused] = []
         unanswered = Unanswered()

@@ -1,5 +1,5 @@
-"""Triton's HTTP routes and its metrics. Generate requests are answered over gRPC, in the JSON of
-Triton's own generate extension. The other routes return what Triton's HTTP ports answer.
+"""Triton's HTTP routes and its metrics. Their answers are Triton's own; requests to generate are
+written again, from the fields that were checked.
 
 A broken stream ends with an error event and without the end of chunked encoding, so that no client
 takes it for complete. When a client disconnects, its request is cancelled at once.
@@ -8,13 +8,12 @@ takes it for complete. When a client disconnects, its request is cancelled at on
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 
-from smartspec_gateway.fields import request_of, values_of
+from smartspec_gateway.fields import request_of
 from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.triton import Triton, TritonError
@@ -29,7 +28,7 @@ _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 LONG_BYTES = 32_768
 """Longer bodies are parsed in a thread."""
 
-LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+LINE_ENDS = {end.encode(): b"\\u%04x" % ord(end) for end in "\x85\u2028\u2029"}
 """Escaped in events, because some clients end a line at them."""
 
 
@@ -69,36 +68,37 @@ class V2:
 
     async def _generate(self, found: re.Match[str], body: bytes, send: Send) -> None:
         streams = found["route"] == "generate_stream"
-        arguments = (body, found["model"], found["version"] or "")
         if len(body) > LONG_BYTES:
-            request = await asyncio.to_thread(request_of, *arguments, may_stream=streams)
+            fields = await asyncio.to_thread(request_of, body, may_stream=streams)
         else:
-            request = request_of(*arguments, may_stream=streams)
+            fields = request_of(body, may_stream=streams)
+        responses = self._triton.responses(fields, found["model"], found["version"] or "")
         if streams:
-            await self._stream(request, send)
+            await _stream(responses, send)
             return
-        answers = [answer async for answer in self._triton.responses(request)]
+        answers = [answer async for some in responses for answer in some]
         if not answers:
             raise Refused(500, "the model sent no response")
-        await send_whole(send, 200, json_of(answers[0]).encode())
+        await send_whole(send, 200, answers[0])
 
-    async def _stream(self, request: Any, send: Send) -> None:
-        is_started = False
-        try:
-            async for answer in self._triton.responses(request):
-                if not is_started:
-                    await send(_event_stream())
-                    is_started = True
-                await _send_event(send, json_of(answer).translate(LINE_ENDS).encode())
-        except TritonError as error:
+
+async def _stream(responses: AsyncIterator[Sequence[bytes]], send: Send) -> None:
+    is_started = False
+    try:
+        async for documents in responses:
             if not is_started:
-                raise
-            await _send_event(send, triton_error(error.status, error.message))
-            if error.is_broken:
-                return  # uvicorn closes the connection of an incomplete response
+                await send(_event_stream())
+                is_started = True
+            await _send_events(send, documents)
+    except TritonError as error:
         if not is_started:
-            await send(_event_stream())
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            raise
+        await _send_events(send, [triton_error(error.status, error.message)])
+        if error.is_broken:
+            return  # uvicorn closes the connection of an incomplete response
+    if not is_started:
+        await send(_event_stream())
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _forward(session: aiohttp.ClientSession, url: str, send: Send) -> None:
@@ -129,20 +129,13 @@ def _check_route(method: str, path: str, is_generate: bool) -> None:
     )
 
 
-def json_of(response: Any) -> str:
-    """The JSON of one response: the tensors by name, those of one element as a bare value."""
-    document: dict[str, Any] = {"id": response.id} if response.id else {}
-    document |= {"model_name": response.model_name, "model_version": response.model_version}
-    for name, values in values_of(response).items():
-        document[name] = values[0] if len(values) == 1 else values
-    return json.dumps(document, ensure_ascii=False)
-
-
 def _event_stream() -> Message:
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
-async def _send_event(send: Send, data: bytes) -> None:
-    body = b"data: " + data + b"\n\n"
+async def _send_events(send: Send, documents: Sequence[bytes]) -> None:
+    body = b"".join(b"data: %s\n\n" % document for document in documents)
+    for end, escaped in LINE_ENDS.items():
+        body = body.replace(end, escaped)
     await send({"type": "http.response.body", "body": body, "more_body": True})

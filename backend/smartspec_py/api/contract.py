@@ -11,6 +11,15 @@ from smartspec_py.api.tensor_spec import TensorSpec
 
 MODEL_NAME = "smartspec"
 
+GATEWAY = "gateway_outputs"
+"""Request parameter of the gateway, which uses Triton's generate_stream: the names of the outputs
+to send, separated by commas; empty for all.
+
+With it, an empty response comes at once, because Triton 2.51 does not see before the first response
+that a client has disconnected. And errors begin with the name of their code and a colon, because
+Triton does not pass codes on there.
+"""
+
 INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 
 _LOG_PROBS = "if return_log_probs is true"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_gateway.fields import message_of, values_of
+from smartspec_gateway.fields import checked
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.triton import Triton
@@ -43,7 +44,9 @@ IF_ASKED = {
         "proposer",
     ),
 }
-"""Outputs to request, by input. Triton drops the others before it sends a response."""
+"""Outputs to request, by input."""
+
+_OF_PIECE = {*ALWAYS, *itertools.chain.from_iterable(IF_ASKED.values())}
 
 Fields = dict[str, Any]
 """Values by the names of input tensors."""
@@ -81,15 +84,15 @@ class Model:
         """Closing the iterator cancels the request. Raises ApiError."""
         is_over = False
         try:
-            request = message_of(fields, self._name)
             wanted = [output for name in IF_ASKED if name in fields for output in IF_ASKED[name]]
-            for output in (*ALWAYS, *wanted):
-                request.outputs.add(name=output)
-            async with contextlib.aclosing(self._triton.responses(request)) as responses:
-                async for response in responses:
-                    piece = _piece(response)
-                    is_over = bool(piece.finish_reason)
-                    yield piece
+            outputs = (*ALWAYS, *wanted)
+            answers = self._triton.responses(checked(fields), self._name, outputs=outputs)
+            async with contextlib.aclosing(answers):
+                async for documents in answers:
+                    for document in documents:
+                        piece = _piece(document)
+                        is_over = bool(piece.finish_reason)
+                        yield piece
         except Refused as refused:
             raise _of_field(refused) from refused
         if not is_over:
@@ -99,11 +102,11 @@ class Model:
         return await self._triton.is_ready(self._name)
 
 
-def _piece(response: Any) -> Piece:
-    values = values_of(response)
-    found: dict[str, Any] = {
-        name: v if name == "output_ids" else v[0] for name, v in values.items() if v
-    }
+def _piece(document: bytes) -> Piece:
+    found = {name: value for name, value in json.loads(document).items() if name in _OF_PIECE}
+    if "output_ids" in found:  # Triton writes one element as a bare value
+        ids = found["output_ids"]
+        found["output_ids"] = ids if isinstance(ids, list) else [ids]
     if log_probs := found.pop("token_log_probs", None):
         found["log_probs"] = json.loads(log_probs)
     return Piece(**found)
