@@ -90,7 +90,7 @@ def test_texts_with_trees_are_those_without_speculation(head: Path) -> None:
         sinks = generate(server, asked, 120.0)
         drafted = [num for record in server.loop.records for num in record.drafted.values()]
     assert [sink.tokens for sink in sinks] == [sink.tokens for sink in plain]
-    assert sum(num > config.limits.max_draft_len for num in drafted) > 10
+    assert max(drafted) > config.limits.max_draft_len  # how often depends on measured times
 
 
 def test_rejection_sampling_takes_the_heads_probabilities(head: Path) -> None:
