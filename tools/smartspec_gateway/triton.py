@@ -23,6 +23,7 @@ STATUSES = {"INVALID_ARG": 400, "UNAVAILABLE": 503, "INTERNAL": 500}
 _ERROR_TEXT = re.compile(r"(in ensemble '[^']*', )?(?:([A-Z_]+): )?(.*)", re.DOTALL)
 _EVENT_STREAM = "text/event-stream"
 _LOST = "Triton ended the connection or does not answer: send the request again later"
+HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 CONNECT_S = 5.0
 
 
@@ -60,7 +61,9 @@ class Triton:
         # No limit on the time of the whole answer.
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S)
         try:
-            async with self._session.post(url, data=body, timeout=timeout) as answer:
+            async with self._session.post(
+                url, data=body, headers=HEADERS, timeout=timeout
+            ) as answer:
                 if answer.content_type != _EVENT_STREAM:  # Triton's own checks
                     raise TritonError(answer.status, _reason(await answer.read()))
                 async for events in _events(answer.content):
