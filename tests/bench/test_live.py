@@ -11,6 +11,7 @@ import pytest
 from servers import TINY
 from typer.testing import CliRunner
 
+from smartspec_bench.live import PER_PLACE
 from smartspec_bench.results import read
 from smartspec_cli.app import app
 
@@ -37,7 +38,7 @@ def test_policies_on_triton_and_beside_it(fake: str, tmp_path: Path) -> None:
     assert {phase.policy for phase in found.phases} == names
     assert {phase.load for phase in found.phases} == {1.0, 4.0}
     assert len(found.phases) == 2 * 2 * len(names)
-    assert all(phase.num_finished == phase.load for phase in found.phases)
+    assert all(phase.num_finished == PER_PLACE * phase.load for phase in found.phases)
     assert "4 at once, mixed" in result.stdout
 
 

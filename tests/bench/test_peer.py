@@ -9,6 +9,7 @@ import pytest
 from servers import TINY
 
 from smartspec_bench import peer
+from smartspec_bench.live import PER_PLACE
 from smartspec_bench.peer import main
 from smartspec_bench.results import read
 from smartspec_launch.address import free_address
@@ -51,7 +52,7 @@ def test_this_server_and_another(tmp_path: Path) -> None:
     assert {phase.policy for phase in found.phases} == {"none", "goodput", "other"}
     assert len(found.phases) == 2 * 2 * 3
     assert {phase.workload for phase in found.phases} == {"prompts.jsonl"}
-    assert all(phase.num_finished == phase.load for phase in found.phases)
+    assert all(phase.num_finished == PER_PLACE * phase.load for phase in found.phases)
 
 
 def test_a_server_that_ends_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,18 @@ def test_acceptance_is_the_conditional_one() -> None:
 
 
 def test_streams_over_http() -> None:
-    """Two whole answers, a refusal, and an error in a stream; then a server that is not there."""
+    """Two whole answers, a refusal, and an error in a stream, two at once; then a server that is
+    not there."""
+    num_open = most_open = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal num_open, most_open
+        num_open += 1
+        most_open = max(most_open, num_open)
+        await asyncio.sleep(0.01)
         body = await request.json()
         if body["text_input"] == "bad":
+            num_open -= 1
             return web.json_response({"error": "no such prompt"}, status=400)
         response = web.StreamResponse()
         await response.prepare(request)
@@ -43,6 +50,7 @@ def test_streams_over_http() -> None:
             if body["text_input"] == "breaks" and number == 1:
                 event = {"error": "broken"}
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        num_open -= 1
         return response
 
     async def run() -> list[Exchange]:
@@ -56,9 +64,9 @@ def test_streams_over_http() -> None:
         try:
             async with HttpStreams(f"http://127.0.0.1:{port}") as streams:
                 prompts = [Prompt(text) for text in ("good", "bad", "good", "breaks")]
-                found = await through(streams, LOAD)("goodput", prompts)
+                found = await through(streams, LOAD)("goodput", prompts, 2)
             async with HttpStreams("http://127.0.0.1:9") as streams:
-                return [*found, *await through(streams, LOAD)("none", [Prompt("a")])]
+                return [*found, *await through(streams, LOAD)("none", [Prompt("a")], 1)]
         finally:
             await runner.cleanup()
 
@@ -66,6 +74,7 @@ def test_streams_over_http() -> None:
     *errors, gone = [exchange.error for exchange in exchanges]
     assert "Connect" in (gone or "")
     assert errors == [None, 'HTTP 400: {"error": "no such prompt"}', None, "broken"]
+    assert most_open == 2
     good = exchanges[2]
     assert (good.chunk_tokens, good.num_input_tokens) == ([2, 2, 2], 4)
     assert good.scheduled_s <= good.chunk_s[0] <= good.chunk_s[-1]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_bench import real_model
-from smartspec_bench.live import Load, Serve, run, through
+from smartspec_bench.live import PER_PLACE, Load, Serve, run, through
 from smartspec_bench.prompts import MIXED, WORKLOADS, Prompt, chat_template, read_prompts
 from smartspec_bench.report import markdown
 from smartspec_bench.results import BenchError, Recorder, check_answered, described
@@ -124,14 +124,14 @@ class CompletionStreams(HttpStreams):
 
 
 def asking(peer: Peer, load: Load, process: subprocess.Popen[bytes] | None = None) -> Serve:
-    """Sends the requests of a phase to the server, all at once. process: stopped while it is idle;
-    None for this server, whose launcher would miss heartbeats."""
+    """Sends the requests of a phase to the server. process: stopped while it is idle; None for this
+    server, whose launcher would miss heartbeats."""
 
-    async def serve(policy: str, prompts: Sequence[Prompt]) -> list[Exchange]:
+    async def serve(policy: str, prompts: Sequence[Prompt], at_once: int) -> list[Exchange]:
         if process is not None:
             _signal(process, signal.SIGCONT)
         async with CompletionStreams(peer) as streams:
-            exchanges = await through(streams, load)(policy, prompts)
+            exchanges = await through(streams, load)(policy, prompts, at_once)
         if process is not None:
             _signal(process, signal.SIGSTOP)
         return exchanges
@@ -157,9 +157,10 @@ def ours(options: argparse.Namespace) -> list[Peer]:
 
 async def with_lengths(load: Load) -> list[Prompt]:
     """Prompts for all rounds, each with the length of this server's answer as its max_tokens."""
-    prompts = load.prompts(-1, min(MAX_PROMPTS, (load.rounds + 1) * max(load.sizes)))
+    most = max(load.sizes)
+    prompts = load.prompts(-1, min(MAX_PROMPTS, (load.rounds + 1) * PER_PLACE * most))
     async with HttpStreams(f"http://127.0.0.1:{PORT + 1}") as streams:
-        exchanges = await through(streams, load)("none", prompts)
+        exchanges = await through(streams, load)("none", prompts, most)
     check_answered(exchanges)
     return [
         replace(prompt, max_tokens=exchange.num_tokens)

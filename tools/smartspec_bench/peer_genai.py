@@ -1,7 +1,7 @@
 """OpenVINO GenAI as a server with `/v1/completions`, for `scripts/bench_peer`.
 
 Runs in an environment of its own with openvino-genai, on a model that `optimum-cli export openvino`
-has made: python peer_genai.py MODEL --port 8392 [--draft DRAFT | --lookup] [--k 3]. Answers in one
+has made: python peer_genai.py MODEL --port 8395 [--draft DRAFT | --lookup] [--k 3]. Answers in one
 event, so the time to the first token is that to the last one.
 """
 
@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--port", type=int, default=8392)
+    parser.add_argument("--port", type=int, default=8395)
     parser.add_argument("--draft")
     parser.add_argument("--lookup", action="store_true", help="drafts by prompt lookup")
     parser.add_argument("--k", type=int, default=3, help="drafts per step")

@@ -134,8 +134,10 @@ class HttpStreams:
         import aiohttp
 
         # No bound on connections: a request that waited for one would no longer be open loop.
+        # One for each request: llama.cpp's server may close one that has answered.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
         return self
 
