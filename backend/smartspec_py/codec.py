@@ -34,7 +34,9 @@ def decode(request: Any) -> GenerateParams:
     """Convert a Triton request to values. Raises RequestError, which names the field, the value and
     the range."""
     for name, value in sorted(_parameters(request).items()):
-        if name != GATEWAY and (why := why_refused(name, value, _INPUT_NAMES)):
+        if name == GATEWAY and isinstance(value, str):
+            continue
+        if why := why_refused(name, value, _INPUT_NAMES):
             raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
     arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     if why := why_incomplete(arrays):  # Triton checks only their number
@@ -46,9 +48,9 @@ def decode(request: Any) -> GenerateParams:
 
 def wanted_outputs(request: Any) -> tuple[frozenset[str], bool]:
     """The names of the outputs to send, and whether the gateway sent the request."""
+    requested = frozenset(request.requested_output_names())
     names = _parameters(request).get(GATEWAY)
-    is_gateway = isinstance(names, str)
-    return frozenset(names.split(",") if names else request.requested_output_names()), is_gateway
+    return requested & set(names.split(",")) if names else requested, isinstance(names, str)
 
 
 def encode(reply: Reply, wanted: Collection[str]) -> Any:

@@ -89,7 +89,6 @@ class _Http(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self.close_connection = True
         try:
             for document in chain([EMPTY], self.stand_in.generate(fields)):
                 if document is not None:
@@ -98,8 +97,9 @@ class _Http(http.server.BaseHTTPRequestHandler):
                     raise ConnectionResetError
             self._chunk(b"")
         except Break:
-            pass
+            self.close_connection = True
         except ConnectionError:
+            self.close_connection = True
             self.stand_in.has_left.set()
 
     def _chunk(self, data: bytes) -> None:

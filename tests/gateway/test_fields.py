@@ -70,6 +70,7 @@ def test_what_passes(fields: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"stop": ["x"]}, "stop: unknown; use stop_words"),
         ({"max_token": 5}, "unknown parameter 'max_token': did you mean max_tokens"),
         ({"id": 5}, "id: must be text of at most 256 bytes"),
+        ({"id": "a\0b"}, "id: must have no character NUL"),
         ({"id": "x" * 257}, "id: must be text of at most 256 bytes"),
         ({"parameters": [1]}, "parameters: got [1], must be an object"),
         ({"parameters": {"topp": 1}}, "unknown parameter 'topp': did you mean top_p"),

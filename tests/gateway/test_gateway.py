@@ -165,6 +165,61 @@ def test_an_error_after_the_first_response_is_an_event(triton: StandIn, gateway:
     assert json.loads(last) == {"error": "no"}
 
 
+@pytest.mark.parametrize("model", ["..", "."])
+def test_a_model_that_is_no_name_is_not_served(gateway: Address, model: str) -> None:
+    with connected(gateway.http_port) as connection:
+        connection.request("POST", f"/v2/models/{model}/generate", BODY)
+        with connection.getresponse() as response:
+            assert error_of(response)[0] == 404
+
+
+def test_a_long_event_comes_whole(triton: StandIn, gateway: Address) -> None:
+    """In many parts, and another one in the last of them."""
+    long = "x" * 1_000_000
+    triton.generate = lambda fields: iter([text(long), text("b")])
+    with asked(gateway, GENERATE + "_stream") as response:
+        found = [json.loads(line[5:])["text_output"] for line in response if line.strip()]
+    assert found == [long, "b"]
+
+
+def test_outputs_of_an_ensemble_have_any_name(triton: StandIn, gateway: Address) -> None:
+    triton.generate = lambda fields: iter([EMPTY | {"own": 1}])
+    with asked(gateway, "/v2/models/own/generate") as response:
+        assert json.loads(response.read()) == EMPTY | {"own": 1}
+
+
+def test_requests_wait_for_a_connection_to_triton(
+    triton: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that may open few files has few."""
+    monkeypatch.setattr("smartspec_gateway.__main__.GENERATING", 1)
+    monkeypatch.setattr("smartspec_gateway.__main__.connections_for", lambda num_files: 2)
+    may_answer, num_asked = threading.Event(), 0
+
+    def answer(fields: Document) -> Iterator[Document]:
+        nonlocal num_asked
+        num_asked += 1
+        assert may_answer.wait(WAIT_S)
+        yield text("a", finish_reason="length", num_output_tokens=1, num_input_tokens=1)
+
+    triton.generate = answer
+    openai = OpenAi(free_address().http_port, TOKENIZER)
+    body = json.dumps({"model": "smartspec", "prompt": "a", "n": 5, "max_tokens": 1}).encode()
+    with (
+        running_gateway(triton.grpc_port, triton.http_port, openai=openai),
+        connected(openai.port) as connection,
+    ):
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        while num_asked < 2:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert num_asked == 2
+        may_answer.set()
+        with connection.getresponse() as response:
+            found = json.loads(response.read())
+    assert num_asked == 5, found
+
+
 def test_a_refusal_of_triton_itself(triton: StandIn, gateway: Address) -> None:
     triton.refusal = 404, "no such model"
     with asked(gateway, "/v2/models/other/generate") as response:

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from smartspec_gateway import grpc_front
 from smartspec_launch.address import Address
+from smartspec_py.api.contract import GATEWAY
 
 WAIT_S = 10.0
 Code = grpc.StatusCode
@@ -110,6 +111,7 @@ CLASSIFIED = {"name": "a", "parameters": {"classification": {"int64_param": 2}}}
         ({"id": "x" * 257}, Code.INVALID_ARGUMENT),
         ({"outputs": [CLASSIFIED]}, Code.INVALID_ARGUMENT),
         ({"inputs": [CLASSIFIED]}, Code.INVALID_ARGUMENT),
+        ({"parameters": {GATEWAY: {"string_param": ""}}}, Code.INVALID_ARGUMENT),
         ({"raw_input_contents": [bytes(9 << 20)]}, Code.RESOURCE_EXHAUSTED),
     ],
 )

@@ -77,6 +77,14 @@ def test_fields_that_are_served_without_drafts_say_so(
     assert len(answer.get("output_log_probs", [])) in (0, GOOD["max_tokens"])
 
 
+@pytest.mark.parametrize("model", ["smartspec", *ALIASES])
+def test_errors_have_their_status(server: TritonServer, model: str) -> None:
+    """The model finds this one. An alias says its own name before it."""
+    status, body = post(server, GOOD | {"top_p": 2.0}, "generate", model=model)
+    assert status == 400
+    assert json.loads(body)["error"].endswith("top_p: got 2.0, must be in [0, 1]")
+
+
 def test_a_client_of_an_alias_may_go_away(server: TritonServer) -> None:
     """Triton tells the model behind the alias, which ends the request."""
     connection = open_stream(server, "ensemble", {"text_input": "Question:", "max_tokens": 500})

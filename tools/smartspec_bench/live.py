@@ -1,9 +1,9 @@
 """Compares policies on a running server: the same prompts for each, in turns.
 
 A round sends the same requests under one policy after the other, in an order that rotates with the
-round. So many are always open at once: the next one follows when one ends. Results are ratios
-within a round, because the speed of a shared machine changes. With a server in this process beside
-it, the ratio of both is the cost of Triton and HTTP.
+round. So many are open at once: the next one follows when one ends, until the round has no more.
+Results are ratios within a round, because the speed of a shared machine changes. With a server in
+this process beside it, the ratio of both is the cost of Triton and HTTP.
 """
 
 from __future__ import annotations

@@ -23,7 +23,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
-from smartspec_gateway.limits import BACKLOG, KEEP_ALIVE_S, Limits, connections_for
+from smartspec_gateway.limits import (
+    BACKLOG,
+    GENERATING,
+    KEEP_ALIVE_S,
+    OTHERS,
+    Limits,
+    connections_for,
+)
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.triton import CONNECT_S, Triton
 from smartspec_gateway.v2 import V2, Metrics
@@ -51,9 +58,11 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
     limits = Limits(max_connections=connections_for(num_files))
     grpc_front = GrpcFront(address.triton_grpc_url, limits)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        triton = Triton(session, address.triton_url)
+    connector = aiohttp.TCPConnector(limit=OTHERS * limits.max_connections)
+    async with (
+        Triton(address.triton_url, GENERATING * limits.max_connections) as triton,
+        aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+    ):
         v2 = V2(triton, session, address.triton_url)
         metrics = Metrics(session, address.triton_metrics_url)
         servers = [

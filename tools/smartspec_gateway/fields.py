@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from smartspec_gateway.limits import MAX_ID_BYTES, Refused
-from smartspec_py.api.contract import INPUTS
+from smartspec_py.api.contract import GATEWAY, INPUTS
 from smartspec_py.api.errors import field_text, why_incomplete
 from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, Range, TensorSpec
@@ -61,6 +61,12 @@ def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def body_of(fields: Mapping[str, Any], outputs: Collection[str] = ()) -> bytes:
+    """The JSON for Triton's generate_stream. outputs: those to send; default: all."""
+    document = {**fields, GATEWAY: ",".join(outputs)}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _document(body: bytes) -> dict[str, Any]:
     try:
         # Bytes that are not UTF-8 become lone surrogates, so that the error names their field.
@@ -90,6 +96,8 @@ def _fields(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
     request_id = document.pop("id", "")
     if not isinstance(request_id, str) or len(request_id.encode("utf-8", "replace")) > MAX_ID_BYTES:
         raise Refused(400, f"id: must be text of at most {MAX_ID_BYTES} bytes")
+    if "\0" in request_id:  # Triton would cut it there
+        raise Refused(400, "id: must have no character NUL")
     parameters = document.pop("parameters", None) or {}
     if not isinstance(parameters, dict):
         raise Refused(400, f"parameters: got {_shown(parameters)}, must be an object")

@@ -25,6 +25,7 @@ from smartspec_gateway.limits import (
     Limits,
     Refused,
 )
+from smartspec_py.api.contract import GATEWAY
 
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 STRICT = "triton_grpc_error"
@@ -191,6 +192,8 @@ def check_request(raw: bytes) -> None:
         raise Refused(400, f"id: must be text of at most {MAX_ID_BYTES} bytes")
     if any(tensor.parameters for tensor in (*request.inputs, *request.outputs)):
         raise Refused(400, OF_TENSORS)
+    if GATEWAY in request.parameters:  # its empty response would count as an answer
+        raise Refused(400, f"{GATEWAY}: only the gateway may send it")
 
 
 async def _refuse_infer(request: bytes, context: Any) -> bytes:

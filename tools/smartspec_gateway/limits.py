@@ -36,11 +36,12 @@ MAX_CONNECTIONS = 4096
 """On each port, if the process may open enough files."""
 
 NUM_PORTS = 4
-NUM_TO_TRITON = 2
-"""Ports whose connections may each need another one to Triton."""
+GENERATING, OTHERS = 2, 1
+"""Connections to Triton for each connection that a port may have. A request to OpenAI's API may
+need several, and then waits."""
 
 RESERVED_FILES = 160
-"""Files for connections that are being refused, and for the libraries."""
+"""Files for connections that are being refused, for gRPC to Triton, and for the libraries."""
 
 LINGERING = 32
 """Refused connections of a port that are still read; see `protocol`."""
@@ -72,7 +73,7 @@ SEND_S = 60.0
 def connections_for(num_files: int) -> int:
     """Connections of each port, for a process that may open num_files files. Idle clients must not
     use all of them: then nobody could connect, nor the launcher, which would end the server."""
-    return min(MAX_CONNECTIONS, (num_files - RESERVED_FILES) // (NUM_PORTS + NUM_TO_TRITON))
+    return min(MAX_CONNECTIONS, (num_files - RESERVED_FILES) // (NUM_PORTS + GENERATING + OTHERS))
 
 
 class Refused(Exception):

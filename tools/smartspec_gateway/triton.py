@@ -9,22 +9,33 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import Self
 
 import aiohttp
 
 from smartspec_gateway.limits import Refused
-from smartspec_py.api.contract import GATEWAY
 
 STATUSES = {"INVALID_ARG": 400, "UNAVAILABLE": 503, "INTERNAL": 500}
 """HTTP status by the code of an error of the model."""
 
 _ERROR_TEXT = re.compile(r"(in ensemble '[^']*', )?(?:([A-Z_]+): )?(.*)", re.DOTALL)
+METADATA = {
+    "id",
+    "model_name",
+    "model_version",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+}
+"""What Triton adds to the outputs of a response, the last three for an ensemble."""
+
+_END = b"\n\n"
 _EVENT_STREAM = "text/event-stream"
 _LOST = "Triton ended the connection or does not answer: send the request again later"
 HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 CONNECT_S = 5.0
+READY = aiohttp.ClientTimeout(total=CONNECT_S)
 
 
 class TritonError(Refused):
@@ -37,38 +48,44 @@ class TritonError(Refused):
 
 
 class Triton:
-    """The connections to a Triton server, one for each open request."""
+    """The connections to a Triton server, one for each open request. Use within `async with`."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        """url: of Triton's HTTP port. session: without a bound on its connections."""
-        self._session, self._url = session, url
+    def __init__(self, url: str, max_connections: int) -> None:
+        """url: of Triton's HTTP port. A request beyond max_connections waits for one."""
+        self._url, self._max_connections = url, max_connections
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._max_connections),
+            timeout=aiohttp.ClientTimeout(
+                sock_connect=CONNECT_S
+            ),  # answers take as long as they do
+            headers=HEADERS,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
 
     async def responses(
-        self,
-        fields: Mapping[str, Any],
-        model: str,
-        version: str = "",
-        outputs: Collection[str] = (),
+        self, body: bytes, model: str, version: str = ""
     ) -> AsyncGenerator[Sequence[bytes], None]:
         """The JSON documents of the responses with outputs, each on one line. Those that arrive
         together come together.
 
-        fields: values by the names of tensors, and perhaps `id`. outputs: those to send; default:
-        all. Closing the iterator cancels the request. Raises TritonError.
+        body: see `fields.body_of`. Closing the iterator cancels the request. Raises TritonError.
         """
         url = self._url + _path(model, version) + "/generate_stream"
-        body = json.dumps({**fields, GATEWAY: ",".join(outputs)}, ensure_ascii=False).encode()
-        # No limit on the time of the whole answer.
-        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S)
         try:
-            async with self._session.post(
-                url, data=body, headers=HEADERS, timeout=timeout
-            ) as answer:
+            async with self._session.post(url, data=body) as answer:
                 if answer.content_type != _EVENT_STREAM:  # Triton's own checks
                     raise TritonError(answer.status, _reason(await answer.read()))
+                is_first = True
                 async for events in _events(answer.content):
                     documents = list(itertools.takewhile(_is_response, events))
-                    if found := list(filter(_has_output, documents)):
+                    is_empty = is_first and documents != [] and _is_empty(documents[0])
+                    is_first = False
+                    if found := documents[is_empty:]:
                         yield found
                     if len(documents) < len(events):
                         raise _of_model(_reason(events[len(documents)]))
@@ -76,8 +93,9 @@ class Triton:
             raise TritonError(503, _LOST, is_broken=True) from error
 
     async def is_ready(self, model: str) -> bool:
+        url = f"{self._url}{_path(model, '')}/ready"
         try:
-            async with self._session.get(f"{self._url}{_path(model, '')}/ready") as answer:
+            async with self._session.get(url, timeout=READY) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
@@ -89,10 +107,13 @@ def _path(model: str, version: str) -> str:
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:
     """The data of events that arrive together, at least one."""
-    rest = b""
+    parts = [b""]
     async for received in stream.iter_any():
-        *events, rest = (rest + received).split(b"\n\n")
-        if events:
+        is_end = _END in parts[-1][-1:] + received
+        parts.append(received)
+        if is_end:  # only then joined: an event may come in many parts
+            *events, rest = b"".join(parts).split(_END)
+            parts = [rest]
             yield [event.removeprefix(b"data: ") for event in events]
 
 
@@ -100,8 +121,9 @@ def _is_response(document: bytes) -> bool:
     return not document.startswith(b'{"error":')
 
 
-def _has_output(document: bytes) -> bool:
-    return b'"text_output":' in document or b'"explanation":' in document
+def _is_empty(document: bytes) -> bool:
+    """Whether it has no outputs, as the first response that GATEWAY asks for."""
+    return bool(json.loads(document).keys() <= METADATA)
 
 
 def _reason(document: bytes) -> str:

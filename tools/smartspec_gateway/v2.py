@@ -8,17 +8,18 @@ takes it for complete. When a client disconnects, its request is cancelled at on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 
-from smartspec_gateway.fields import request_of
+from smartspec_gateway.fields import body_of, request_of
 from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.triton import Triton, TritonError
 
-_MODEL = r"/v2/models/(?P<model>[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
+_MODEL = r"/v2/models/(?P<model>(?!\.\.?/)[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
 _FORWARDED = re.compile(
     rf"/v2(?:/health/(?:live|ready))?|{_MODEL}(?:/(?:ready|config|stats))?", re.ASCII
 )
@@ -69,17 +70,22 @@ class V2:
     async def _generate(self, found: re.Match[str], body: bytes, send: Send) -> None:
         streams = found["route"] == "generate_stream"
         if len(body) > LONG_BYTES:
-            fields = await asyncio.to_thread(request_of, body, may_stream=streams)
+            request = await asyncio.to_thread(_request, body, may_stream=streams)
         else:
-            fields = request_of(body, may_stream=streams)
-        responses = self._triton.responses(fields, found["model"], found["version"] or "")
-        if streams:
-            await _stream(responses, send)
-            return
-        answers = [answer async for some in responses for answer in some]
-        if not answers:
+            request = _request(body, may_stream=streams)
+        answers = self._triton.responses(request, found["model"], found["version"] or "")
+        async with contextlib.aclosing(answers) as responses:
+            if streams:
+                await _stream(responses, send)
+                return
+            documents = [document async for some in responses for document in some]
+        if not documents:
             raise Refused(500, "the model sent no response")
-        await send_whole(send, 200, answers[0])
+        await send_whole(send, 200, documents[0])
+
+
+def _request(body: bytes, *, may_stream: bool) -> bytes:
+    return body_of(request_of(body, may_stream=may_stream))
 
 
 async def _stream(responses: AsyncIterator[Sequence[bytes]], send: Send) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_gateway.fields import checked
+from smartspec_gateway.fields import body_of, checked
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.triton import Triton
@@ -86,7 +86,7 @@ class Model:
         try:
             wanted = [output for name in IF_ASKED if name in fields for output in IF_ASKED[name]]
             outputs = (*ALWAYS, *wanted)
-            answers = self._triton.responses(checked(fields), self._name, outputs=outputs)
+            answers = self._triton.responses(body_of(checked(fields), outputs), self._name)
             async with contextlib.aclosing(answers):
                 async for documents in answers:
                     for document in documents:
