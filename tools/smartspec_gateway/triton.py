@@ -35,6 +35,9 @@ _EVENT_STREAM = "text/event-stream"
 _LOST = "Triton ended the connection or does not answer: send the request again later"
 HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 CONNECT_S = 5.0
+CONNECT = aiohttp.ClientTimeout(sock_connect=CONNECT_S)
+"""Without a limit for the whole answer."""
+
 READY = aiohttp.ClientTimeout(total=CONNECT_S)
 
 
@@ -57,9 +60,7 @@ class Triton:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._max_connections),
-            timeout=aiohttp.ClientTimeout(
-                sock_connect=CONNECT_S
-            ),  # answers take as long as they do
+            timeout=CONNECT,
             headers=HEADERS,
         )
         return self
