@@ -26,6 +26,8 @@ from smartspec_launch.gateway import LEAST_FILES, OpenAi, allow_open_files, as_j
 from smartspec_launch.interpreter import LaunchError
 from smartspec_py.api.contract import GATEWAY
 
+pytestmark = pytest.mark.slow  # half a minute together; they run beside the others
+
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 GENERATE = "/v2/models/smartspec/generate"
 BODY = b'{"text_input": "a", "max_tokens": 1}'
