@@ -264,5 +264,11 @@ def test_the_gateway_names_the_outputs(
     asked = request(REQUIRED, **parameters)
     assert codec.wanted_outputs(asked) == (wanted, is_gateway)
     assert codec.decode(asked) == decode()
+
+
+def test_a_parameter_of_the_gateway_of_another_type_is_refused() -> None:
+    """As an answer, so what makes the answer must not fail first."""
+    asked = request(REQUIRED, **{GATEWAY: 1})
+    assert codec.wanted_outputs(asked) == ({"seed"}, False)
     with pytest.raises(RequestError, match="unknown parameter"):
-        codec.decode(request(REQUIRED, **{GATEWAY: 1}))
+        codec.decode(asked)

@@ -48,9 +48,11 @@ def decode(request: Any) -> GenerateParams:
 
 def wanted_outputs(request: Any) -> tuple[frozenset[str], bool]:
     """The names of the outputs to send, and whether the gateway sent the request."""
-    requested = frozenset(request.requested_output_names())
+    wanted = frozenset(request.requested_output_names())
     names = _parameters(request).get(GATEWAY)
-    return requested & set(names.split(",")) if names else requested, isinstance(names, str)
+    if not isinstance(names, str):  # `decode` refuses other types
+        return wanted, False
+    return wanted & set(names.split(",")) if names else wanted, True
 
 
 def encode(reply: Reply, wanted: Collection[str]) -> Any:
