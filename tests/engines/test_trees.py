@@ -212,3 +212,26 @@ def test_growing_trees() -> None:
     first, second = trees.drafts([4, 9])
     assert (first.tokens, first.parents) == ((5, 6, 3, 4), (0, 0, 2, 2))
     assert (second.tokens, second.parents) == ((7, 1, 2), (0, 1, 1))
+
+
+@pytest.mark.parametrize(("far", "best"), [(0, 0.0), (0, -1e-5), (5e3, -1e-4), (0, torch.nan)])
+def test_a_tree_has_the_parents_of_its_nodes(far: float, best: float) -> None:
+    """Guesses that are certain, that float32 adds to a path without a change, or that are no
+    numbers: every number of nodes is a tree, and no path is longer than the planned depth."""
+    torch.manual_seed(3)
+    depth, width = 5, 8
+    trees = GrowingTrees(3, torch.device("cpu"))
+    for level in range(depth):
+        shape = (3, trees.num_ends, width)
+        log_probs = torch.randn(shape).sub(8).mul(100).sort(-1, descending=True).values
+        log_probs[:2, :, 0] = best
+        trees.grow(torch.arange(width).expand(shape), log_probs - (far if level == 0 else 0.0))
+    for num in range(1, 40):
+        for draft in trees.drafts([num, num // 2, num]):
+            lengths = [0]
+            for place, parent in enumerate(draft.parents, start=1):
+                assert parent < place
+                lengths.append(1 + lengths[parent])
+            assert max(lengths) <= depth
+            pairs = set(zip(draft.parents, draft.tokens, strict=True))
+            assert len(pairs) == len(draft.tokens)

@@ -15,9 +15,6 @@ import torch
 from smartspec_py.core.plan.trees import WIDTH
 from smartspec_py.engines.base import Draft
 
-LARGEST_LOG_PROB = -1e-4
-"""So that a node always comes after its parent in the order of paths."""
-
 MAX_TIMED = 8
 """Most trees that are timed together at the start. Trees pay for few requests only."""
 
@@ -47,7 +44,9 @@ class GrowingTrees:
         Returns the tokens of the new ends, and the index of the end before each; both [B, n].
         """
         before = self._log_probs.gather(1, self._ends)[:, :, None]
-        paths = (before + log_probs.clamp(max=LARGEST_LOG_PROB)).flatten(1)
+        # No guess may be more probable than its parent, and NaN would come before all others.
+        guesses = log_probs.clamp(max=0.0).masked_fill(log_probs.isnan(), -torch.inf)
+        paths = (before + guesses).flatten(1)
         parents = self._ends[:, :, None].expand_as(tokens).flatten(1)
         num_nodes, width = self._tokens.shape[1], tokens.shape[2]
         best = paths.topk(min(WIDTH, paths.shape[1])).indices
@@ -58,13 +57,19 @@ class GrowingTrees:
         return tokens.flatten(1).gather(1, best), best // width
 
     def drafts(self, nums: Sequence[int]) -> list[Draft]:
-        """The most probable nodes of each tree, up to so many. nums: [B]."""
+        """The most probable nodes of each tree, up to so many. nums: [B].
+
+        The order is stable, so a node comes after its parent even if both are equally probable, as
+        with certain guesses and where float32 rounds a guess away. Node 0 is always the first.
+        """
         num_nodes, device = self._tokens.shape[1], self._tokens.device
-        found = self._log_probs.topk(min(1 + max(nums), num_nodes))  # node 0 is always the first
+        values, order = self._log_probs.sort(descending=True, stable=True)
+        num_best = min(1 + max(nums), num_nodes)
+        values, order = values[:, :num_best], order[:, :num_best]
         limits = torch.tensor(nums, device=device)[:, None]
-        is_kept = torch.arange(found.values.shape[1], device=device) <= limits
-        is_kept &= found.values > -torch.inf
-        nodes = found.indices.masked_fill(~is_kept, num_nodes).sort().values
+        is_kept = torch.arange(num_best, device=device) <= limits
+        is_kept &= values > -torch.inf
+        nodes = order.masked_fill(~is_kept, num_nodes).sort().values
         of_nodes = nodes.clamp(max=num_nodes - 1)
         parents = torch.searchsorted(nodes, self._parents.gather(1, of_nodes))
         counts = is_kept.sum(1).tolist()
