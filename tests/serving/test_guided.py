@@ -302,16 +302,27 @@ def test_a_deadline_holds_while_grammars_wait(
     assert [sink.num_finals for sink in sinks] == [1, 1, 1, 1]
 
 
-def test_a_grammar_that_fails_later_fails_its_request_alone(server: Server) -> None:
-    """The client ends its text at every token that the grammar allows."""
-    (token,) = server.intake._engine.tokenizer.encode("a", add_special_tokens=False).ids
-    hopeless = {"guide_type": GuideType.REGEX, "guide": "a{9}", "stop_token_ids": (token,)}
-    params = [GenerateParams("x", 20, **hopeless), GenerateParams("x", 20)]
-    failed, other = generate(server, params)
+@pytest.mark.parametrize("policy", ["none", "fixed:4"])
+def test_a_grammar_that_leaves_no_token_fails_its_request_alone(
+    server: Server, policy: str
+) -> None:
+    """The grammar needs a token that ends the text. So the text could only be cut or invalid, and
+    its end would look like a good one."""
+    encode = server.intake._engine.tokenizer.encode
+    (letter,), (quote,) = (encode(text, add_special_tokens=False).ids for text in ("a", '"'))
+    schema = '{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}'
+    hopeless = [
+        {"guide_type": GuideType.REGEX, "guide": "a{9}", "stop_token_ids": (letter,)},
+        {"guide_type": GuideType.JSON_SCHEMA, "guide": schema, "stop_token_ids": (quote,)},
+    ]
+    params = [GenerateParams("x", 20, policy=policy, **one) for one in [*hopeless, {}]]
+    *failed, other = generate(server, params)
     assert other.error is None
-    if failed.error is not None:
-        assert failed.error[0] is ErrorCode.INVALID_ARGUMENT
-        assert failed.error[1].startswith("guided_decoding_guide: cannot be followed further: ")
+    for sink in failed:
+        assert sink.error is not None, sink.text
+        code, message = sink.error
+        assert code is ErrorCode.INVALID_ARGUMENT
+        assert message.startswith("guided_decoding_guide: allows no token at this place")
 
 
 def test_a_tokenizer_without_a_decoder_is_refused() -> None:

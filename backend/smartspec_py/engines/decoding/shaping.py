@@ -16,9 +16,9 @@ A row of float32 logits at an absolute position is shaped in this order:
 Drafts before the position count as generated tokens. So the target verifies a draft as if the
 drafts before it were already part of the text. If steps 1 and 2 leave no token in a row, the row
 draws the most probable token after step 0. The request continues without an error. So `min_tokens`
-and `bad_words` have no effect where the grammar leaves no other token. A row after
-drafts that the grammar forbids is not used, and stays as it is. So does a row whose grammar has
-failed.
+and `bad_words` have no effect where the grammar leaves no other token. A row after drafts that the
+grammar forbids is not used, and stays as it is. A row whose grammar has failed, or leaves no token,
+fails: it cannot be drawn from.
 
 Temperature and truncation follow in `truncation.py`.
 
@@ -40,6 +40,11 @@ import torch
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.defaults import GUIDE_FIELD
 from smartspec_py.engines.base import Failure, Grammar
+
+NO_TOKEN_LEFT = (
+    "allows no token at this place of the text: where a text must not end, its end tokens and "
+    "stop_token_ids are forbidden"
+)
 
 
 class TokenHistory:
@@ -108,7 +113,7 @@ def shape_logits(
     logits: torch.Tensor, shapings: Sequence[Shaping]
 ) -> tuple[torch.Tensor, dict[int, Failure]]:
     """The logits [n, vocab] with these rows shaped, as a copy if there are any. Rows ascend. Also
-    the rows whose grammar has failed."""
+    the rows whose grammar has failed or leaves no token."""
     if not shapings:
         return logits, {}
     index = torch.tensor([shaping.row for shaping in shapings], device=logits.device)
@@ -128,7 +133,7 @@ def shape_logits(
 
 def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> dict[int, Failure]:
     """Set the logits of tokens that grammars forbid to -inf. Returns the rows whose grammar has
-    failed."""
+    failed or leaves no token."""
     failures = {}
     for row, shaping in zip(rows, shapings, strict=True):
         history, grammar = shaping.history, shaping.history.grammar
@@ -137,8 +142,10 @@ def _exclude(rows: torch.Tensor, shapings: Sequence[Shaping]) -> dict[int, Failu
         ends = shaping.sampling.end_tokens
         forbidden = grammar.forbidden(history.tokens, shaping.drafts, ends)
         if forbidden is not None:
-            mask = torch.from_numpy(forbidden[: len(row)])
-            row.masked_fill_(mask.to(row.device), -torch.inf)
+            mask = forbidden[: len(row)]
+            row.masked_fill_(torch.from_numpy(mask).to(row.device), -torch.inf)
+            if mask.all():
+                failures[shaping.row] = Failure(NO_TOKEN_LEFT, GUIDE_FIELD)
         elif grammar.error:
             failures[shaping.row] = Failure(
                 f"cannot be followed further: {grammar.error}", GUIDE_FIELD
