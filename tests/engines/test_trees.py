@@ -182,6 +182,7 @@ def test_a_tree_may_fill_the_row() -> None:
     token = poll(target, Prefill(1, tuple(prompt), 0, True))[0].tokens[0]
     [event] = poll(target, Verify(1, (1, 2, 3, 4, token), None, (0, 1, 0, 2, 0)))
     assert 1 <= len(event.tokens) <= 4
+    assert event.num_drafted == 3, "a tree counts as a draft of its longest path"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

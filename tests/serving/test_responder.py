@@ -358,7 +358,8 @@ def test_metrics_that_are_due_with_a_message(stops: bool) -> None:
 
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_stop_word_ends_the_text_and_the_request(desk: Desk, is_last: bool) -> None:
-    """The loop is told to stop, unless it has. Tokens after the stop word are not in the text."""
+    """The loop is told to stop, unless it has. Tokens after the stop word are not in the text, and
+    drafts accepted there are not counted."""
     sink = LocalSink()
     wanted = {"spec_metrics": SpecMetrics.DETAILED, "no_speculation": "it cannot"}
     desk.begin(sink, stop_words=("o w",), stream=False, **wanted)
@@ -373,7 +374,7 @@ def test_a_stop_word_ends_the_text_and_the_request(desk: Desk, is_last: bool) ->
     assert sink.text == "hell"
     assert sink.tokens == sink.drawn == HELLO[:3], "what ended it is no end token"
     assert sink.log_probs == [-0.5] * 3
-    assert (sink.finish_reason, sink.progress) == (FinishReason.STOP, progress)
-    assert '"per_step_drafted":[4]' in sink.last.spec_metrics
+    assert (sink.finish_reason, sink.progress) == (FinishReason.STOP, Progress(1, 4, 3))
+    assert '"per_step_accepted":[3],"per_step_drafted":[4]' in sink.last.spec_metrics
     assert sink.last.no_speculation == "it cannot"
     assert desk.cancelled == ([] if is_last else [1])

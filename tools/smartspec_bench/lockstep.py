@@ -166,7 +166,7 @@ class Side:
 
     def _take(self, update: Update) -> None:
         exchange, response = self._out[update.sequence]
-        response.count(update)
+        response.count(update, len(update.tokens))
         if update.tokens:
             exchange.chunk_s.append(self.now_s)
             exchange.chunk_tokens.append(len(update.tokens))

@@ -86,7 +86,8 @@ class Event(NamedTuple):
     """The result that one poll reports for one sequence.
 
     tokens: the new tokens, in order.
-    num_drafted, num_accepted: drafts of the verification; 0 for other work.
+    num_drafted, num_accepted: drafts of the verification; 0 for other work. A tree counts as a
+        draft of its longest path.
     is_last: the submitted work is done, and the sequence can take the next work.
     finish: set if the engine itself found the end (end token or length).
     pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step

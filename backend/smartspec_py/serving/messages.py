@@ -148,22 +148,25 @@ class ResponseState:
     progress: Progress = NO_PROGRESS
     steps: list[tuple[int, int]] = field(default_factory=list)
 
-    def count(self, update: Update) -> None:
-        """Add the update to the progress and the steps."""
-        self.progress = update.progress
+    def count(self, update: Update, num_kept: int) -> None:
+        """Add the update to the progress and the steps. num_kept: its tokens that belong to the
+        text; accepted drafts after them do not count."""
+        num_lost = max(0, update.num_accepted - num_kept)
+        progress = update.progress
+        self.progress = progress._replace(num_accepted=progress.num_accepted - num_lost)
         if update.num_drafted:
-            self.steps.append((update.num_drafted, update.num_accepted))
+            self.steps.append((update.num_drafted, update.num_accepted - num_lost))
 
     def add(self, update: Update) -> bool:
         """Add an update, up to the end of a stop word; True if there is one.
 
         Raises the tokenizer's error if the tokens cannot be decoded.
         """
-        self.count(update)
         num_kept = 0
         while num_kept < len(update.tokens) and not self.text.is_stopped:
             self.text.push(update.tokens[num_kept])
             num_kept += 1
+        self.count(update, num_kept)
         log_probs = update.log_probs[:num_kept]
         self.unsent.extend(update.tokens[:num_kept])
         self.num_tokens += num_kept
@@ -226,7 +229,8 @@ class LoopState:
 class Update(NamedTuple):
     """New results of a request, sent by the loop. One with finish_reason or error is the last.
 
-    num_drafted, num_accepted, prompt_log_probs: see `Event`.
+    num_drafted, num_accepted, prompt_log_probs: see `Event`. Accepted drafts after the end of the
+        text are not counted.
     log_probs: one for each token; empty if not requested.
     end_token: see `Reply`.
     """

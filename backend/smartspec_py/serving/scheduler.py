@@ -221,12 +221,13 @@ class Scheduler:
         if request.state is RequestState.DECODING:
             request.num_steps += 1 if event.num_drafted else len(event.tokens)
             request.num_drafted += event.num_drafted
-            request.num_accepted += event.num_accepted
         else:
             self._speculation.read_prompt(request, event)
             if event.tokens or event.finish is not None:
                 request.move_to(RequestState.DECODING)
         tokens, reason, end_token = _keep(request, event)
+        num_accepted = min(event.num_accepted, len(tokens))
+        request.num_accepted += num_accepted
         if tokens:
             request.last_token_s = self._clock()
             if request.first_token_s is None:
@@ -236,7 +237,7 @@ class Scheduler:
         kept: dict[str, Any] = {
             "tokens": tokens,
             "num_drafted": event.num_drafted,
-            "num_accepted": event.num_accepted,
+            "num_accepted": num_accepted,
             "log_probs": event.log_probs[: len(tokens)],
             "prompt_log_probs": event.prompt_log_probs,
         }

@@ -87,6 +87,11 @@ class VerifyRequest:
             paths.append((*paths[parent], draft))
         return paths
 
+    @property
+    def draft_len(self) -> int:
+        """Number of drafts; of a tree, those of its longest path."""
+        return max(map(len, self.paths)) if self.parents else len(self.drafts)
+
     def accepted(self, drawn: Sequence[int]) -> list[int]:
         """The rows after accepted drafts, in the order of the text. drawn: the token of each
         row."""

@@ -238,7 +238,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
             # The draft that overflows may not be the first: verify none.
             self.runner.cache.clear_row(state.row.index, item.row_input.position)
             [event] = self._run([Verify(item.sequence, ())])
-            return event._replace(num_drafted=num_drafts)
+            return event._replace(num_drafted=item.request.draft_len)
         if result.failure is not None:
             return self._fail(item.sequence, result.failure)
         state.row.num_cached = end - num_drafts + result.num_accepted
@@ -248,7 +248,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
         return Event(
             sequence=item.sequence,
             tokens=result.tokens,
-            num_drafted=num_drafts,
+            num_drafted=item.request.draft_len,
             num_accepted=result.num_accepted,
             pass_s=pass_s,
             log_probs=result.log_probs,
