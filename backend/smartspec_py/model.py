@@ -27,6 +27,7 @@ if find_spec("smartspec_py") is None:
 from smartspec_py.codec import decode, encode, encode_error, wanted_outputs
 from smartspec_py.config import CONFIG_NAME, read_config
 from smartspec_py.defaults import ConfigError
+from smartspec_py.faults import sentence
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
 from smartspec_py.serving.messages import Reply
@@ -122,6 +123,9 @@ class TritonPythonModel:
                 self._server.submit(decode(request), sink)
             except RequestError as error:
                 self._server.refuse(sink, error)
+            except BaseException as error:  # panics of libraries in Rust too
+                logger.exception("a request was not accepted")
+                self._server.refuse(sink, RequestError(ErrorCode.INTERNAL, sentence(error)))
 
     def finalize(self) -> None:
         if self._link is not None:

@@ -27,7 +27,7 @@ from smartspec_py.core.plan.planner import (
     plan,
     without_drafts,
 )
-from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView
+from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import Decision, Mode, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
@@ -116,9 +116,12 @@ class Controller:
         return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
 
     def plan_failed(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
-        """The decision for a step without drafts, after an exception. It does not search."""
-        settings = replace(self._step_settings(num_prefilling), forced=_no_drafts(views))
-        return self._decide(views, settings, Reason.FAILED)
+        """The decision for a step without drafts, after an exception. The planner is not asked, so
+        the plan expects nothing."""
+        forced = _no_drafts(views)
+        settings = replace(self._step_settings(num_prefilling), forced=forced)
+        cost = self._corrections.cost
+        return Decision(SpecPlan(forced), views, cost, settings, reason=Reason.FAILED)
 
     def observe(self, record: StepRecord) -> None:
         """Learn from the result of a decision, if there were decoding sequences."""

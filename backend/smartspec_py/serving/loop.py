@@ -3,8 +3,10 @@
 A step: take in, plan (mode, views, plan), flush, draft, submit, await, apply, record. The scheduler
 changes requests, the proposers draft, and the planner chooses draft lengths. This module does not
 depend on Triton, PyTorch or text.
-An exception while a step is planned or drafted costs its drafts. Any other exception ends the loop,
-and the caller of `run` must then fail all requests.
+An exception while a step is planned or drafted costs its drafts. One while it is recorded costs
+what it would have taught. One in the work for a request fails this request (see `Scheduler` and
+`GuardedProposer`). An exception of the target's pass ends the loop, and the caller of `run` must
+then fail all requests.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
+from smartspec_py.faults import ENDS
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller
@@ -199,7 +202,9 @@ class StepLoop:
             watch.mark("views_s")
             sizes = self._target.ready_sizes
             decision = controller.plan(views, mode, self._batcher.num_prefilling, sizes)
-        except Exception:
+        except ENDS:
+            raise
+        except BaseException:
             return self._without_drafts(ready, watch)
         watch.mark("plan_s")
         return decision
@@ -210,7 +215,9 @@ class StepLoop:
         """Draft as decided. An exception costs only the drafts of this step."""
         try:
             drafts = self._speculation.propose(ready, decision.views, decision.plan)
-        except Exception:
+        except ENDS:
+            raise
+        except BaseException:
             decision, drafts = self._without_drafts(ready, watch), {}
         watch.mark("draft_s")
         return decision, drafts
@@ -244,7 +251,12 @@ class StepLoop:
             **watch.times,
         )
         self.records.append(record)
-        self.controller.observe(record)
+        try:
+            self.controller.observe(record)
+        except ENDS:
+            raise
+        except BaseException:
+            logger.exception("a step taught no costs")
         self._post(record)
 
     def _await(self, awaited: Collection[SequenceId]) -> list[Event]:

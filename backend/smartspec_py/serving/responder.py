@@ -2,7 +2,7 @@
 
 Sending and checking for cancellation are calls to another process, too slow for the loop. This
 thread owns every `ResponseState` and is the only one that calls a sink. Therefore each request gets
-exactly one final response, even after errors.
+exactly one final response, even after errors. No exception ends this thread.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ the crash was never observed.
 _Message = ResponseState | Update | StepRecord | LoopState | Callable[[], object]
 
 UNSENT = "a response could not be sent"
+UNCOUNTED = "a step was not counted"
 NO_METRICS = "metrics could not be updated; metrics are disabled from now on"
 
 HEALTHY = Reply(GenerateParams("", 1), finish_reason=FinishReason.STOP)
@@ -181,12 +182,12 @@ class Responder:
             if isinstance(item, ResponseState):
                 self._open[item.sequence] = item
             elif isinstance(item, StepRecord):
-                self._meter.add_step(item)
-                self._on_step(item)
+                _has_run(UNCOUNTED, self._meter.add_step, item)
+                _has_run(UNCOUNTED, self._on_step, item)
             elif isinstance(item, LoopState):
                 self._meter.set_state(item)
             elif item is not None and not isinstance(item, Update):
-                item()
+                _has_run(UNSENT, item)
 
     def _fail_open(self, code: ErrorCode, message: str) -> None:
         for response in list(self._open.values()):
@@ -227,36 +228,46 @@ class Responder:
         touched: dict[SequenceId, ResponseState] = {}
         for update in updates:
             response = self._open.get(update.sequence)
-            if response is None:
-                continue  # it already got its final response
-            touched[update.sequence] = response
-            try:
-                is_stopped = response.add(update)
-            except Exception as error:
-                logger.exception("request %d: its tokens cannot be decoded", update.sequence)
-                self._fail(response, ErrorCode.INTERNAL, f"its tokens cannot be decoded: {error}")
-                self._cancel(update.sequence)
-                continue
-            if is_stopped:
-                self._finish(response, FinishReason.STOP)
-                if not update.is_last:
-                    self._cancel(update.sequence)
-            elif update.error is not None:
-                self._fail(response, *update.error)
-            elif update.finish_reason is not None:
-                self._finish(response, update.finish_reason, update.end_token)
+            if response is not None:  # else it already got its final response
+                touched[update.sequence] = response
+                self._alone(response, self._follow, update)
         for sequence, response in touched.items():
-            is_due = response.common.params.stream and sequence in self._open
-            text = response.text.take() if is_due else ""
-            if text and not _has_run(UNSENT, response.sink.send, response.take_reply(text)):
-                self._cancel(sequence)
+            if response.common.params.stream and sequence in self._open:
+                self._alone(response, self._send_new)
+
+    def _alone(
+        self, response: ResponseState, act: Callable[..., object], *arguments: object
+    ) -> None:
+        """Do something for one response. After an exception, this response fails."""
+        try:
+            act(response, *arguments)
+        except BaseException as error:
+            logger.exception("request %d: its tokens cannot be decoded", response.sequence)
+            if response.sequence in self._open:
+                self._fail(response, ErrorCode.INTERNAL, f"its tokens cannot be decoded: {error}")
+            self._cancel(response.sequence)
+
+    def _follow(self, response: ResponseState, update: Update) -> None:
+        if response.add(update):
+            self._finish(response, FinishReason.STOP)
+            if not update.is_last:
+                self._cancel(update.sequence)
+        elif update.error is not None:
+            self._fail(response, *update.error)
+        elif update.finish_reason is not None:
+            self._finish(response, update.finish_reason, update.end_token)
+
+    def _send_new(self, response: ResponseState) -> None:
+        text = response.text.take()
+        if text and not _has_run(UNSENT, response.sink.send, response.take_reply(text)):
+            self._cancel(response.sequence)
 
     def _finish(
         self, response: ResponseState, reason: FinishReason, end_token: int | None = None
     ) -> None:
-        self._close(response, reason)
         text = response.text.take() + response.text.finish()
         reply = response.take_reply(text, reason, end_token)
+        self._close(response, reason)
         if not _has_run(UNSENT, response.sink.send, reply):
             _has_run(UNSENT, response.sink.fail, ErrorCode.INTERNAL, UNSENT)
 
@@ -287,7 +298,7 @@ def _has_left(sink: Sink) -> bool:
     """Whether the client has disconnected. An error of this check counts as disconnected."""
     try:
         return sink.is_cancelled()
-    except Exception:
+    except BaseException:
         logger.exception("a client cannot be reached")
         return True
 
@@ -296,7 +307,7 @@ def _has_run(otherwise: str, call: Callable[..., object], *arguments: object) ->
     """Whether the call succeeded. otherwise: logged with its error, which goes no further."""
     try:
         call(*arguments)
-    except Exception:
+    except BaseException:
         logger.exception("%s", otherwise)
         return False
     return True

@@ -2,17 +2,22 @@
 
 Each request ends with exactly one last `Update` for the responder. When a live request has ended
 and none of its work is in flight, `_release` frees its engine resources.
+
+What is done for one request goes through `_alone`: an exception there fails this request, and the
+others continue.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import FinishReason, SequenceView
 from smartspec_py.engines.base import Event, Prefill, SequenceStart, Target, Work
+from smartspec_py.faults import ENDS, sentence
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
@@ -57,7 +62,7 @@ class Scheduler:
         for sequence in messages.cancelled:
             cancelled = self.batcher.find(sequence)
             if cancelled is not None and not cancelled.is_over:
-                self._end(cancelled, finish_reason=FinishReason.CANCELLED)
+                self._alone(cancelled, self._end, finish_reason=FinishReason.CANCELLED)
 
     def expire(self) -> None:
         """End requests whose deadline has passed.
@@ -68,7 +73,7 @@ class Scheduler:
         for request in self.batcher:
             if request.deadline_s is not None and now >= request.deadline_s:
                 message = late_message(1e3 * (request.deadline_s - request.arrival_s))
-                self._cut(request, FinishReason.DEADLINE, message)
+                self._alone(request, self._cut, FinishReason.DEADLINE, message)
 
     def check_engine(self, timeout_s: float) -> None:
         """Raises EngineStalledError if work is in flight and no event arrived for timeout_s."""
@@ -90,7 +95,7 @@ class Scheduler:
                 self._preempt_for(request)
             if not self._has_room(request, self._live()):
                 break
-            self._begin(request)
+            self._alone(request, self._begin)
             self._drop_drafts()
 
     def _live(self) -> list[Request]:
@@ -128,9 +133,12 @@ class Scheduler:
     def _take_from(self, request: Request) -> None:
         """Preempt a request. If its work is in flight, cancel it; a later step then preempts it."""
         if request.is_in_flight:
-            self._target.cancel(request.sequence)
+            self._alone(request, self._cancel_work)
         else:
-            self._preempt(request)
+            self._alone(request, self._preempt)
+
+    def _cancel_work(self, request: Request) -> None:
+        self._target.cancel(request.sequence)
 
     def _preempt(self, request: Request) -> None:
         self._target.release(request.sequence)
@@ -142,10 +150,7 @@ class Scheduler:
         self.batcher.add(request)
 
     def _begin(self, request: Request) -> None:
-        self.batcher.admit(request)
-        request.move_to(RequestState.PREFILLING)
-        request.num_prefill_tokens = len(request.tokens)
-        request.num_computed_tokens = self._target.begin(
+        num_cached = self._target.begin(
             SequenceStart(
                 request.sequence,
                 request.tokens,
@@ -156,10 +161,13 @@ class Scheduler:
                 adapter=request.adapter,
             )
         )
+        self.batcher.admit(request)
+        request.move_to(RequestState.PREFILLING)
+        request.num_prefill_tokens, request.num_computed_tokens = len(request.tokens), num_cached
         if request.scheduled_s is None:
             self._inbox.leave(1)
             request.scheduled_s = self._clock()
-            request.num_cached = request.num_computed_tokens
+            request.num_cached = num_cached
 
     def submit(self, work: Sequence[Work]) -> None:
         """Give the step's work to the target."""
@@ -174,26 +182,33 @@ class Scheduler:
     def apply(self, events: Sequence[Event], views: Sequence[SequenceView]) -> None:
         """views: what could be drafted in this step."""
         steps = [(self.batcher.live[event.sequence], event) for event in events]
-        self._speculation.observe(
-            [
-                (request, event)
-                for request, event in steps
-                if request.state is RequestState.DECODING and event.failure is None
-            ],
-            views,
-        )
+        self._learn(steps, views)
         now = self._clock()
         for request, event in steps:
             request.is_in_flight, request.engine_s = not event.is_last, now
             if not request.is_over:
-                self._advance(request, event)
+                self._alone(request, self._advance, event)
             elif event.is_last:
-                self._release(request)
+                self._alone(request, self._release)
+
+    def _learn(self, steps: Sequence[tuple[Request, Event]], views: Sequence[SequenceView]) -> None:
+        """Learn acceptance. After an exception, this step has taught less."""
+        decoded = [
+            (request, event)
+            for request, event in steps
+            if request.state is RequestState.DECODING and event.failure is None
+        ]
+        try:
+            self._speculation.observe(decoded, views)
+        except ENDS:
+            raise
+        except BaseException:
+            logger.exception("a step taught no acceptance")
 
     def cancel_all(self) -> None:
         """End all requests. Those with tokens return the text so far, the others an error."""
         for request in self.batcher:
-            self._cut(request, FinishReason.CANCELLED, SHUTTING_DOWN)
+            self._alone(request, self._cut, FinishReason.CANCELLED, SHUTTING_DOWN)
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail all remaining requests. The engines are not used again."""
@@ -207,6 +222,31 @@ class Scheduler:
         """Raise AssertionError if held resources and known requests do not match."""
         self._speculation.check_integrity(self.batcher)
         assert len(self.batcher.live) <= self.batcher.max_batch_size, "more requests than rows"
+
+    def _alone(
+        self, request: Request, act: Callable[..., object], *arguments: Any, **named: Any
+    ) -> None:
+        """Do something for one request. After an exception, this request fails."""
+        try:
+            act(request, *arguments, **named)
+        except ENDS:
+            raise
+        except BaseException as error:
+            logger.exception("request %d fails", request.sequence)
+            self._give_up(request, error)
+
+    def _give_up(self, request: Request, cause: BaseException) -> None:
+        """End a request after an exception. Its answer is sent before its resources are freed."""
+        if request.is_over:
+            return
+        try:
+            self._end(
+                request, error=(ErrorCode.INTERNAL, f"this request failed: {sentence(cause)}")
+            )
+        except ENDS:
+            raise
+        except BaseException:
+            logger.exception("request %d: not all of its resources are free", request.sequence)
 
     def _advance(self, request: Request, event: Event) -> None:
         """Apply an event to a request that has not ended."""
@@ -264,23 +304,25 @@ class Scheduler:
         If its work is in flight, `apply` frees its resources after the last event.
         """
         was_waiting = request.state is RequestState.WAITING
+        update = _update(request, **last)
         request.move_to(RequestState.ENDED)
-        self._post(_update(request, **last))
+        self._post(update)
         if was_waiting:
             self.batcher.waiting.remove(request)
-            self._speculation.release(request)
             if request.scheduled_s is None:
                 self._inbox.leave(1)
+            self._speculation.release(request)
         elif request.is_in_flight:
             self._target.cancel(request.sequence)
         else:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        """Free all resources of a live request."""
-        self._target.release(request.sequence)
-        self._speculation.release(request)
-        del self.batcher.live[request.sequence]
+        """Free all resources of a live request, whatever fails."""
+        with ExitStack() as stack:
+            stack.callback(self.batcher.live.pop, request.sequence)
+            stack.callback(self._speculation.release, request)
+            stack.callback(self._target.release, request.sequence)
 
 
 def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None, int | None]:

@@ -20,6 +20,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import GRAMMAR, GUIDE_FIELDS
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.proposers.grammar import GrammarProposer
+from smartspec_py.faults import sentence
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
@@ -295,9 +296,9 @@ class Server:
     def _run(self) -> None:
         try:
             self.loop.run()
-        except Exception as error:
+        except BaseException as error:
             logger.exception("the step loop ended")
-            reason = f"the step loop ended: {type(error).__name__}: {error}"
+            reason = f"the step loop ended: {sentence(error)}"
             self._inbox.close(reason)
             self.loop.scheduler.fail_all(ErrorCode.INTERNAL, reason)
             self.loop.flush()

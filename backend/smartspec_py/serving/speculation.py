@@ -33,6 +33,7 @@ from smartspec_py.engines.base import (
     Proposer,
     ProposerCapabilities,
 )
+from smartspec_py.engines.proposers.guarded import GuardedProposer
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import Mode
 
@@ -48,7 +49,7 @@ class Speculation:
     """Owned by the loop thread."""
 
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
-        self._proposers = dict(proposers)
+        self._proposers = {name: GuardedProposer(name, one) for name, one in proposers.items()}
         self._capabilities = {name: proposer.capabilities for name, proposer in proposers.items()}
         self._acceptance = {
             name: AcceptanceTracker(able.cohorts, num_positions=_num_positions(able))

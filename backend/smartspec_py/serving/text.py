@@ -87,7 +87,7 @@ class TextStream:
         if is_valid:
             try:
                 piece = self._decoder.step(self._tokenizer, token)
-            except Exception:
+            except BaseException:  # panics of the library too
                 is_valid = False
         if not is_valid:
             self._decoder = DecodeStream(ids=[token], skip_special_tokens=True)

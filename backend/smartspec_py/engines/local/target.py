@@ -7,8 +7,9 @@ For each sequence it returns the accepted drafts and one more token.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,8 +33,11 @@ from smartspec_py.engines.decoding.sampling import (
 from smartspec_py.engines.device import Moment
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
+from smartspec_py.faults import ENDS, sentence
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -81,19 +85,15 @@ class TorchTarget(CachedModel[_TargetSequence]):
     def begin(self, start: SequenceStart) -> int:
         sequence, sampling, num_prompt = start.sequence, start.sampling, start.num_prompt
         known = list(start.tokens)
-        row = self._allocate(start, known)
-        if self.runner.config.state_layers and row.num_cached:
-            row.num_cached -= 1  # a head reads the next token with the state at this one
         history = history_of(sampling, num_prompt, start.grammar)
         if history is not None:
             history.extend(known)
+        adapter = self.runner.config.adapters.index(start.adapter)
+        row = self._allocate(start, known)  # the last that can fail: a row has an owner
+        if self.runner.config.state_layers and row.num_cached:
+            row.num_cached -= 1  # a head reads the next token with the state at this one
         self._sequences[sequence] = _TargetSequence(
-            row,
-            history,
-            tokens=known,
-            num_prompt=num_prompt,
-            sampling=sampling,
-            adapter=self.runner.config.adapters.index(start.adapter),
+            row, history, tokens=known, num_prompt=num_prompt, sampling=sampling, adapter=adapter
         )
         return row.num_cached
 
@@ -106,29 +106,47 @@ class TorchTarget(CachedModel[_TargetSequence]):
 
     def _run(self, work: Sequence[Work]) -> list[Event]:
         """Run one pass over the work, and one more for each sequence whose drafts overflow. Its
-        time starts when the device has finished the drafts."""
+        time starts when the device has finished the drafts. An exception outside of the pass fails
+        the sequence that it concerns."""
         device = self.runner.config.device
         start = Moment(device)
-        items = list(map(self._item, work))
+        made = [(one.sequence, self._alone(one.sequence, self._item, one)) for one in work]
+        events = [
+            Event(sequence, failure=why) for sequence, why in made if isinstance(why, Failure)
+        ]
+        items = [item for _, item in made if isinstance(item, _Item)]
+        if not items:
+            return events
         drafts = [item.request.on_device for item in items if item.request]
         unknown = [tokens for tokens in drafts if tokens is not None]
         token_ids = torch.cat(unknown) if unknown else None
         out = self.runner.forward([item.row_input for item in items], token_ids)
         logits, scores = self._score_prompts(out.logits, items)
-        verified = verify(logits, [item.request for item in items if item.request])
+        verified = _verified(logits, [item.request for item in items if item.request])
         self._move_keys([item for item in items if item.request], verified)
         results = iter(verified)
         pass_s = start.seconds_until(Moment(device))
         states_of: Sequence[torch.Tensor | None] = out.states or [None] * len(items)
-        events = []
         for item, states in zip(items, states_of, strict=True):
             result = next(results) if item.request else None
-            reported = None if states is None else _reported(states, item, result)
-            event = self._settle(item, result, pass_s, reported)
-            if item.sequence in scores:
-                event = event._replace(prompt_log_probs=scores[item.sequence])
-            events.append(event)
+            scored = scores.get(item.sequence)
+            done = self._alone(item.sequence, self._settle, item, result, pass_s, states, scored)
+            if isinstance(done, Failure):
+                done = Event(item.sequence, failure=done)
+            events.append(done)
         return events
+
+    def _alone(self, sequence: SequenceId, act: Callable[..., T], *arguments: Any) -> T | Failure:
+        """The result of something done for one sequence; or why it has failed."""
+        try:
+            return act(*arguments)
+        except ENDS:
+            raise
+        except BaseException as error:
+            logger.exception("sequence %d fails", sequence)
+            row = self._sequences[sequence].row
+            row.tokens, row.num_cached = (), 0  # its keys are not reused
+            return Failure(sentence(error))
 
     def cancel(self, sequence: SequenceId) -> None:
         """Does nothing: work in flight ends with the next poll."""
@@ -197,41 +215,48 @@ class TorchTarget(CachedModel[_TargetSequence]):
 
     def _score_prompts(
         self, logits: torch.Tensor, items: Sequence[_Item]
-    ) -> tuple[torch.Tensor, dict[SequenceId, PromptLogProbs]]:
+    ) -> tuple[torch.Tensor, dict[SequenceId, PromptLogProbs | Failure]]:
         """The logits that tokens are drawn from, and the log-probabilities of parts of prompts."""
         if not any(item.scored for item in items):
             return logits, {}
-        kept, scores, first = [], {}, 0
+        kept, scores, first = [], dict[SequenceId, PromptLogProbs | Failure](), 0
         for item in items:
             last, num_scored = first + item.row_input.num_logits, len(item.scored)
             if num_scored:
-                num_top = [self._sequences[item.sequence].sampling.num_top_log_probs] * num_scored
-                scored = logits[first : first + num_scored]
-                values = tuple(token_log_probs(scored, item.scored, num_top))
-                read = item.row_input
-                start = read.position + len(read.tokens) - read.num_logits
-                scores[item.sequence] = PromptLogProbs(start + 1, values)
+                of_item = logits[first:last]
+                scores[item.sequence] = self._alone(item.sequence, self._scored, item, of_item)
             kept.append(logits[first + num_scored : last])
             first = last
         return torch.cat(kept), scores
+
+    def _scored(self, item: _Item, logits: torch.Tensor) -> PromptLogProbs:
+        read, num_scored = item.row_input, len(item.scored)
+        num_top = [self._sequences[item.sequence].sampling.num_top_log_probs] * num_scored
+        values = tuple(token_log_probs(logits[:num_scored], item.scored, num_top))
+        return PromptLogProbs(read.position + len(read.tokens) - read.num_logits + 1, values)
 
     def _settle(
         self,
         item: _Item,
         result: VerifyResult | None,
         pass_s: float,
-        hidden: torch.Tensor | None,
+        states: torch.Tensor | None,
+        scored: PromptLogProbs | Failure | None,
     ) -> Event:
         """Update the sequence with the result. After a verification, the row also holds the last
         known token and the accepted drafts. After a prompt chunk, it holds the whole chunk.
 
-        hidden: the states for its proposers.
+        states: of the item's tokens, for its proposers. scored: the log-probabilities of a prompt,
+        or why there are none.
         """
+        if isinstance(scored, Failure):
+            return self._fail(item.sequence, scored)
+        hidden = None if states is None else _reported(states, item, result)
         state = self._sequences[item.sequence]
         end = item.row_input.position + len(item.row_input.tokens)
         if result is None or item.request is None:
             state.row.num_cached = end
-            return Event(item.sequence, pass_s=pass_s, hidden=hidden)
+            return Event(item.sequence, pass_s=pass_s, hidden=hidden, prompt_log_probs=scored)
         num_drafts = len(item.request.drafts)
         is_sick = result.failure is NOT_FINITE
         if is_sick and num_drafts and self.runner.cache.spreads_nan:
@@ -253,7 +278,30 @@ class TorchTarget(CachedModel[_TargetSequence]):
             pass_s=pass_s,
             log_probs=result.log_probs,
             hidden=hidden,
+            prompt_log_probs=scored,
         )
+
+
+def _verified(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    """`verify`. If all together fail, each request is verified alone, to find the one that fails.
+    This gives the same results: a request's tokens depend on its own rows only."""
+    try:
+        return verify(logits, requests)
+    except ENDS:
+        raise
+    except BaseException:
+        logger.exception("the verification of all together failed")
+    results, first = [], 0
+    for request in requests:
+        last = first + len(request.drafts) + 1
+        try:
+            results += verify(logits[first:last], [request])
+        except ENDS:
+            raise
+        except BaseException as error:
+            results.append(VerifyResult((), failure=Failure(sentence(error))))
+        first = last
+    return results
 
 
 def _reported(

@@ -1,0 +1,20 @@
+"""What code catches that keeps a fault to what it concerns: one request, or one proposer.
+
+A panic of a library in Rust, such as tokenizers or llguidance, is a `BaseException` and no
+`Exception`. So such code has two clauses:
+
+    except ENDS:
+        raise
+    except BaseException as error:
+        ...
+"""
+
+from __future__ import annotations
+
+ENDS = KeyboardInterrupt, SystemExit, GeneratorExit
+"""Exceptions that end the program or a generator, and are no faults."""
+
+
+def sentence(error: BaseException) -> str:
+    """The kind and the text of an exception, for the client."""
+    return f"{type(error).__name__}: {error}"

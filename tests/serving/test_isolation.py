@@ -1,0 +1,264 @@
+"""A fault in the work for one request costs this request, or drafts. The others never notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import ServerConfig
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.learn.acceptance import AcceptanceTracker
+from smartspec_py.core.types import GuideType
+from smartspec_py.engines.base import SequenceStart
+from smartspec_py.engines.decoding import shaping
+from smartspec_py.engines.local import target as target_module
+from smartspec_py.engines.local.draft_model import DraftModelProposer
+from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.proposers.lookup import PromptLookupProposer
+from smartspec_py.serving import controller as controller_module
+from smartspec_py.serving import scheduler as scheduler_module
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.controller import Controller
+from smartspec_py.serving.request import Request
+from smartspec_py.serving.scheduler import Scheduler
+from smartspec_py.serving.server import Server
+from smartspec_py.serving.speculation import Speculation
+from smartspec_py.serving.text import TextStream
+from smartspec_testing.local import LocalSink, generate
+
+PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
+FAKE = {"kind": "fake", "tokenizer": str(PAIR / "target")}
+SEED = 666
+"""Of the request whose work fails."""
+
+PROMPT = "Task: chat\nuser: hello hello hello, say it again\nassistant:"
+COST = CostModel(target=PassTable((1,), (1,), ((0.01,),)), draft=PassTable((1,), (1,), ((1e-6,),)))
+"""Drafts cost nothing, so that they are planned."""
+
+REQUESTS = [
+    GenerateParams(
+        PROMPT,
+        24,
+        policy="fixed:3",
+        seed=SEED,
+        temperature=0.5,
+        repetition_penalty=1.1,
+        bad_words=("the end",),
+        bias_words=(" hello",),  # so that the text repeats and is looked up
+        bias_weights=(50.0,),
+        return_log_probs=True,
+        prompt_log_probs=True,
+    ),
+    GenerateParams(PROMPT, 24, temperature=0.8, seed=1),
+    GenerateParams(PROMPT, 24, repetition_penalty=1.2, seed=2, proposer="prompt_lookup"),
+    GenerateParams(
+        PROMPT, 24, seed=3, guide_type=GuideType.REGEX, guide="(one|two|three| and ){3,20}"
+    ),
+]
+OTHERS = slice(1, None)
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def is_victim(value: Any, sequences: set[int]) -> bool:
+    """Whether an argument belongs to the request with SEED. sequences: its number, if known."""
+    if isinstance(value, list | tuple) and not isinstance(value, SequenceStart):
+        return any(is_victim(each, sequences) for each in value)
+    if isinstance(value, int):
+        return value in sequences
+    sampling = getattr(value, "sampling", None)
+    if sampling is not None and sampling.seed == SEED:
+        return True
+    return getattr(value, "sequence", None) in sequences
+
+
+CALLS: list[tuple[Any, str]] = [
+    (TorchTarget, "begin"),
+    (TorchTarget, "_item"),
+    (TorchTarget, "_scored"),
+    (TorchTarget, "_settle"),
+    (TorchTarget, "release"),
+    (target_module, "verify"),
+    (shaping, "_bans"),
+    (shaping, "_penalties"),
+    (DraftModelProposer, "num_available"),
+    (DraftModelProposer, "propose"),
+    (DraftModelProposer, "observe"),
+    (DraftModelProposer, "draft_lag"),
+    (DraftModelProposer, "release"),
+    (PromptLookupProposer, "num_available"),
+    (PromptLookupProposer, "cohort"),
+    (Speculation, "_trial"),
+    (Scheduler, "_advance"),
+    (scheduler_module, "_keep"),
+]
+"""Calls of a step about one request, or about several of which it is one."""
+
+SHARED_CALLS: list[tuple[Any, str]] = [
+    (AcceptanceTracker, "observe"),
+    (AcceptanceTracker, "accept_probs"),
+    (Speculation, "must_search"),
+    (Speculation, "views"),
+    (Speculation, "propose"),
+    (Controller, "mode"),
+    (Controller, "observe"),
+    (controller_module, "plan"),
+]
+"""Calls of a step about all requests. They cost drafts, or what a step would have taught."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    config = ServerConfig.model_validate(
+        {
+            "engine": {
+                "kind": "torch",
+                "model": str(PAIR / "target"),
+                "draft": str(PAIR / "draft"),
+                "num_threads": 1,
+                "device": "cpu",
+                "dtype": "float32",
+            },
+            "limits": {"max_sequences": 4, "max_context_len": 128, "profile_s": 0.0},
+        }
+    )
+    found = Server(replace(build_engine(config, PAIR), cost=COST), config)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[LocalSink]:
+    sinks = generate(server, REQUESTS, 60.0)
+    assert [sink.error for sink in sinks] == [None] * 4
+    return sinks
+
+
+def check_others(server: Server, expected: list[LocalSink]) -> LocalSink:
+    """Serve the requests. Returns the sink of the first, whose work may fail."""
+    found = generate(server, REQUESTS, 60.0)
+    assert server.failure is None
+    assert [sink.num_finals for sink in found] == [1] * 4
+    for one, other in zip(found[OTHERS], expected[OTHERS], strict=True):
+        assert (one.error, one.tokens, one.text) == (None, other.tokens, other.text)
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+@pytest.mark.parametrize(
+    ("owner", "name"), CALLS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_a_fault_in_the_work_for_one_request(
+    owner: Any,
+    name: str,
+    kind: type[BaseException],
+    server: Server,
+    expected: list[LocalSink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    works: Callable[..., Any] = getattr(owner, name)
+    sequences, raised = set[int](), list[int]()
+    begin = Scheduler._begin
+
+    def note(self: Scheduler, request: Request) -> None:
+        if request.sampling.seed == SEED:
+            sequences.add(request.sequence)
+        begin(self, request)
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        if is_victim(list(arguments), sequences):
+            raised.append(1)
+            if name == "release":
+                works(*arguments, **named)  # else its row is never free again
+            raise kind("a fault")
+        return works(*arguments, **named)
+
+    monkeypatch.setattr(Scheduler, "_begin", note)
+    monkeypatch.setattr(owner, name, fails)
+    victim = check_others(server, expected)
+    assert raised, "nothing was injected"
+    if victim.error is None:
+        assert victim.tokens == expected[0].tokens
+    else:
+        assert "a fault" in victim.error[1]
+    monkeypatch.undo()
+    assert check_others(server, expected).tokens == expected[0].tokens
+    server.loop.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+@pytest.mark.parametrize(
+    ("owner", "name"), SHARED_CALLS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_a_fault_in_the_work_for_all(
+    owner: Any,
+    name: str,
+    kind: type[BaseException],
+    server: Server,
+    expected: list[LocalSink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    works: Callable[..., Any] = getattr(owner, name)
+    calls: list[int] = []
+
+    def fails_often(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) % 3:
+            raise kind("a fault")
+        return works(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, fails_often)
+    victim = check_others(server, expected)
+    assert calls, "nothing was injected"
+    assert victim.tokens == expected[0].tokens
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_a_text_that_cannot_be_decoded(
+    kind: type[BaseException],
+    server: Server,
+    expected: list[LocalSink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the responder's thread: with the first text that is finished."""
+    works, failed = TextStream.finish, list[TextStream]()
+
+    def fails_once(self: TextStream) -> str:
+        if not failed:
+            failed.append(self)
+            raise kind("a fault")
+        return works(self)
+
+    monkeypatch.setattr(TextStream, "finish", fails_once)
+    found = generate(server, REQUESTS, 60.0)
+    assert [sink.num_finals for sink in found] == [1] * 4
+    assert sum(sink.error is not None for sink in found) == 1
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_a_fault_in_the_pass_ends_all_at_once(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServerConfig.model_validate(
+        {"engine": FAKE, "limits": {"max_sequences": 4, "max_context_len": 128}}
+    )
+    server = Server(build_engine(config, PAIR), config)
+
+    def fails(*_: Any) -> None:
+        raise kind("a fault")
+
+    monkeypatch.setattr(type(server.loop._target), "poll", fails)
+    server.start()
+    found = generate(server, [GenerateParams("a", 4)] * 3, 20.0)
+    server.stop()
+    assert server.failure is not None
+    assert [sink.num_finals for sink in found] == [1] * 3
+    assert all(sink.error and sink.error[1].endswith(f"{kind.__name__}: a fault") for sink in found)
