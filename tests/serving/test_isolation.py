@@ -14,6 +14,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn.acceptance import AcceptanceTracker
 from smartspec_py.core.types import GuideType
+from smartspec_py.engines import host_time
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.decoding import shaping
 from smartspec_py.engines.local import target as target_module
@@ -24,7 +25,7 @@ from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving import scheduler as scheduler_module
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.controller import Controller
-from smartspec_py.serving.request import Request
+from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.scheduler import Scheduler
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.speculation import Speculation
@@ -256,9 +257,44 @@ def test_a_fault_in_the_pass_ends_all_at_once(
         raise kind("a fault")
 
     monkeypatch.setattr(type(server.loop._target), "poll", fails)
+    found = [LocalSink() for _ in range(3)]
+    for sink in found:
+        server.submit(GenerateParams("a", 4), sink)
     server.start()
-    found = generate(server, [GenerateParams("a", 4)] * 3, 20.0)
+    for sink in found:
+        sink.wait(20.0)
     server.stop()
     assert server.failure is not None
     assert [sink.num_finals for sink in found] == [1] * 3
     assert all(sink.error and sink.error[1].endswith(f"{kind.__name__}: a fault") for sink in found)
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_request_whose_own_work_delays_the_others_ends(
+    num_requests: int, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which each of the penalties of one request takes 0.06 s. Alone, it delays
+    nobody."""
+    now_s = [0.0]
+    works = shaping._penalties
+
+    def takes_long(one: shaping.Shaping, *arguments: Any) -> Any:
+        now_s[0] += 0.06 * (one.sampling.seed == SEED)
+        return works(one, *arguments)
+
+    monkeypatch.setattr(shaping, "_penalties", takes_long)
+    monkeypatch.setattr(host_time.time, "thread_time", lambda: now_s[0])
+    params = [replace(REQUESTS[0], policy="none"), replace(REQUESTS[1], max_tokens=40)]
+    victim, *others = generate(server, params[:num_requests], 60.0)
+    assert [sink.error for sink in others] == [None] * (num_requests - 1)
+    if num_requests == 1:
+        assert victim.error is None
+        return
+    assert victim.error is not None
+    code, message = victim.error
+    assert code is ErrorCode.INVALID_ARGUMENT
+    assert message == (
+        "bad_words: takes 60 ms of each step of all requests, must take at most 50 ms: "
+        "use a simpler value"
+    )
+    assert server.loop.scheduler.host_s["shaping"] > 16 * 0.06

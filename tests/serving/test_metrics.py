@@ -97,12 +97,13 @@ def test_the_docs_have_no_other_names() -> None:
 
 
 def test_all_counters_are_there_before_anything_happened() -> None:
-    """Two counters have 4 positions, one 3 reasons to end, one 3 to be refused, one 4 deciders."""
+    """Two counters have 4 positions, one 3 reasons to end, one 3 to be refused, one 4 deciders, one
+    3 causes."""
     values = flushed(new_meter()).values
     assert values.pop(("config_info", "draft_model", "4", "goodput")) == 1
     counters = {f.name.removeprefix("smartspec_") for f in FAMILIES if f.kind is Kind.COUNTER}
     assert {name for name, *_ in values} == counters
-    assert len(values) == len(counters) + 3 + 3 + 2 + 2 + 3
+    assert len(values) == len(counters) + 3 + 3 + 2 + 2 + 3 + 2
     assert set(values.values()) == {0}
 
 
@@ -150,6 +151,8 @@ def test_times_and_load_and_what_was_decided() -> None:
     meter.set_state(LoopState(3, 2, 0.25, num_preemptions=2, time_errors=(0.3, 0.04)))
     meter.add_step(step((), 1, cost=second, reason=Reason.GUARD, draft_s=0.25, target_s=1))
     meter.set_state(LoopState(4, 0, 0.5, 3, num_switches=1, time_errors=(0.2, 0.05)))
+    for host_s in (1.5, 4.0):
+        meter.set_state(LoopState(4, 0, 0.5, 3, 1, (0.2, 0.05), {"grammar": host_s}))
     meter.add_step(step(num_prefill_tokens=64))  # nothing decoded, nothing was decided
     expected = {
         ("draft_time_seconds_total",): 0.75,
@@ -159,6 +162,7 @@ def test_times_and_load_and_what_was_decided() -> None:
         ("num_requests_waiting",): 0,
         ("kv_cache_utilization",): 0.5,
         ("guard_switches_total",): 1,
+        ("request_host_time_seconds_total", "grammar"): 4.0,
         ("decoding_steps_total", "planned"): 1,
         ("decoding_steps_total", "guard"): 1,
         ("decoding_steps_total", "probe"): 0,

@@ -39,6 +39,7 @@ from smartspec_py.core.types import (
     SequenceId,
     TokenLogProb,
 )
+from smartspec_py.engines.host_time import HostTime
 
 
 class Prefill(NamedTuple):
@@ -188,7 +189,8 @@ class SequenceStart(NamedTuple):
 
     tokens: all known ones; the first num_prompt are its prompt. reuses_prefix: whether it may use
     cached tokens of other sequences, if they have the same adapter. grammar: of its text, with
-    `SamplingParams.is_guided`. adapter: one of `TargetCapabilities.adapters`, or empty.
+    `SamplingParams.is_guided`. adapter: one of `TargetCapabilities.adapters`, or empty. host_time:
+    where its work beside passes is measured; None if nobody reads it.
     """
 
     sequence: SequenceId
@@ -198,6 +200,7 @@ class SequenceStart(NamedTuple):
     reuses_prefix: bool = True
     grammar: Grammar | None = None
     adapter: str = ""
+    host_time: HostTime | None = None
 
 
 class Target(Protocol):
@@ -237,7 +240,7 @@ class DraftTask(NamedTuple):
     """A request for up to `draft_len` draft tokens that follow `tokens`.
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
-    reuses_prefix, grammar, adapter: see `SequenceStart`.
+    reuses_prefix, grammar, adapter, host_time: see `SequenceStart`.
     depth: of a tree of up to `draft_len` drafts, its longest path; 0 for a chain.
     """
 
@@ -250,6 +253,7 @@ class DraftTask(NamedTuple):
     grammar: Grammar | None = None
     adapter: str = ""
     depth: int = 0
+    host_time: HostTime | None = None
 
 
 class Draft(NamedTuple):

@@ -306,6 +306,7 @@ class StepLoop:
             num_preemptions=self.scheduler.num_preemptions,
             num_switches=self.controller.num_switches,
             time_errors=self.controller.time_errors,
+            host_s=dict(self.scheduler.host_s),
         )
         if state != self._shown:
             self._shown = state

@@ -6,7 +6,7 @@ All are immutable except `ResponseState`, and only the responder's thread change
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -216,6 +216,7 @@ class LoopState:
     num_preemptions: preemptions since the start.
     num_switches: times since the start that the guard disabled or enabled speculation.
     time_errors: mean relative error of predicted step times, by the profile and as corrected.
+    host_s: seconds since the start of the work for single requests beside passes, by `Cause`.
     """
 
     num_running: int = 0
@@ -224,6 +225,7 @@ class LoopState:
     num_preemptions: int = 0
     num_switches: int = 0
     time_errors: tuple[float, float] = (0.0, 0.0)
+    host_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Update(NamedTuple):

@@ -100,6 +100,12 @@ STEP_LATENCY = _histogram(
     "step_latency_seconds", "Duration of a step; one step per second", _STEP_S
 )
 STEP_TIME = _counter("step_time_seconds_total", "Time spent in decoding steps")
+HOST_TIME = _counter(
+    "request_host_time_seconds_total",
+    "Processor time of work for single requests beside passes: grammar, shaping (biases, bans, "
+    "penalties), or log_probs (of prompts)",
+    "cause",
+)
 DECIDED = _counter(
     "decoding_steps_total",
     "Decoding steps by the source of the draft lengths: planner, guard, probe or failure",

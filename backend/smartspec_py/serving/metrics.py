@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from smartspec_py.core.types import FinishReason
+from smartspec_py.engines.host_time import Cause
 from smartspec_py.serving import metric_families as families
 from smartspec_py.serving.messages import LoopState, Progress
 from smartspec_py.serving.metric_families import FAMILIES, Family, Kind
@@ -110,6 +111,8 @@ class Meter:
         self._set(families.CACHE, state.cache_utilization)
         self._count(families.PREEMPTIONS, state.num_preemptions - before.num_preemptions)
         self._count(families.SWITCHES, state.num_switches - before.num_switches)
+        for cause, host_s in state.host_s.items():
+            self._count(families.HOST_TIME, host_s - before.host_s.get(cause, 0.0), cause)
         for predictor, error in zip(PREDICTORS, state.time_errors, strict=True):
             self._set(families.TIME_ERROR, error, predictor)
 
@@ -197,6 +200,7 @@ def _counters_from_zero(k_max: int) -> Iterator[Series]:
         "finished_reason": [r.value for r in FinishReason if r is not FinishReason.CANCELLED],
         "reason": [code.name.lower() for code in ErrorCode],
         "decider": DECIDERS,
+        "cause": tuple(Cause),
     }
     for family in FAMILIES:
         if family.kind is Kind.COUNTER:

@@ -5,13 +5,14 @@ The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` note
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import PRIORITY_WORTH_S
 from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.host_time import HostTime
 
 
 class ErrorCode(Enum):
@@ -72,6 +73,8 @@ class Request:
     tokens: prompt and generated tokens.
     max_draft_len: the request's largest draft length.
     grammar: that its text follows; None if it is free.
+    host_time: of its work beside passes, since the last step.
+    num_dear_steps: steps in a row in which that was too much; see `Scheduler`.
     adapter: name of its LoRA adapter; empty if it has none.
     proposers: names of all proposers that may draft for it, in the order of a view's options.
         Empty if the request cannot use speculation.
@@ -95,6 +98,7 @@ class Request:
     policy: str
     max_draft_len: int
     grammar: Grammar | None = None
+    host_time: HostTime = field(default_factory=HostTime)
     adapter: str = ""
     proposers: tuple[str, ...] = ()
     slo_s_per_token: float | None = None
@@ -110,6 +114,7 @@ class Request:
     num_computed_tokens: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    num_dear_steps: int = 0
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0

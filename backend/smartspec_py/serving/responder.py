@@ -50,7 +50,7 @@ the crash was never observed.
 _Message = ResponseState | Update | StepRecord | LoopState | Callable[[], object]
 
 UNSENT = "a response could not be sent"
-UNCOUNTED = "a step was not counted"
+UNUSED = "a message could not be used"
 NO_METRICS = "metrics could not be updated; metrics are disabled from now on"
 
 HEALTHY = Reply(GenerateParams("", 1), finish_reason=FinishReason.STOP)
@@ -181,13 +181,17 @@ class Responder:
         for item in messages:
             if isinstance(item, ResponseState):
                 self._open[item.sequence] = item
-            elif isinstance(item, StepRecord):
-                _has_run(UNCOUNTED, self._meter.add_step, item)
-                _has_run(UNCOUNTED, self._on_step, item)
-            elif isinstance(item, LoopState):
-                self._meter.set_state(item)
             elif item is not None and not isinstance(item, Update):
-                _has_run(UNSENT, item)
+                _has_run(UNUSED, self._use, item)
+
+    def _use(self, item: StepRecord | LoopState | Callable[[], object]) -> None:
+        if isinstance(item, StepRecord):
+            self._meter.add_step(item)
+            self._on_step(item)
+        elif isinstance(item, LoopState):
+            self._meter.set_state(item)
+        else:
+            item()
 
     def _fail_open(self, code: ErrorCode, message: str) -> None:
         for response in list(self._open.values()):

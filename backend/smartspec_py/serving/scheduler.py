@@ -16,7 +16,9 @@ from typing import Any
 
 from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import FinishReason, SequenceView
+from smartspec_py.defaults import GUIDE_FIELD
 from smartspec_py.engines.base import Event, Prefill, SequenceStart, Target, Work
+from smartspec_py.engines.host_time import Cause
 from smartspec_py.faults import ENDS, sentence
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
 from smartspec_py.serving.batcher import Batcher
@@ -26,6 +28,16 @@ from smartspec_py.serving.request import ErrorCode, Request, RequestState, late_
 from smartspec_py.serving.speculation import Speculation
 
 logger = logging.getLogger(__name__)
+
+MOST_HOST_S = 0.05
+"""Time of the processor that grammar and shaping of a request may take of each step."""
+
+MOST_DEAR_STEPS = 16
+"""A request ends that took more in so many steps in a row, while there were others."""
+
+BOUNDED = {Cause.GRAMMAR: GUIDE_FIELD, Cause.SHAPING: "bad_words"}
+"""The causes that are bounded, and the field that is usually to blame. Log-probabilities of a
+prompt are not bounded: like its passes, they take longer with more tokens."""
 
 
 class EngineStalledError(RuntimeError):
@@ -55,6 +67,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_generated = 0
         """Tokens added to requests so far, without tokens after the end of a request."""
+
+        self.host_s: dict[str, float] = dict.fromkeys(Cause, 0.0)
+        """Seconds so far of the work for single requests beside passes."""
 
     def take(self, messages: Messages) -> None:
         for request in messages.arrivals:
@@ -159,6 +174,7 @@ class Scheduler:
                 reuses_prefix=request.reuses_prefix,
                 grammar=request.grammar,
                 adapter=request.adapter,
+                host_time=request.host_time,
             )
         )
         self.batcher.admit(request)
@@ -188,6 +204,7 @@ class Scheduler:
             request.is_in_flight, request.engine_s = not event.is_last, now
             if not request.is_over:
                 self._alone(request, self._advance, event)
+                self._charge(request)
             elif event.is_last:
                 self._alone(request, self._release)
 
@@ -285,6 +302,25 @@ class Scheduler:
             self._end(request, finish_reason=reason, end_token=end_token, **kept)
         elif tokens or event.prompt_log_probs:
             self._post(_update(request, **kept))
+
+    def _charge(self, request: Request) -> None:
+        """Count the work for the request beside the pass. If it costs the others too much for many
+        steps, the request ends."""
+        host_s = request.host_time.take()
+        for cause, seconds in host_s.items():
+            self.host_s[cause] += seconds
+        bounded = {cause: host_s.get(cause, 0.0) for cause in BOUNDED}
+        is_dear = sum(bounded.values()) > MOST_HOST_S and len(self.batcher.live) > 1
+        request.num_dear_steps = request.num_dear_steps + 1 if is_dear else 0
+        if request.num_dear_steps < MOST_DEAR_STEPS or request.is_over:
+            return
+        field = BOUNDED[max(bounded, key=bounded.__getitem__)]
+        why = (
+            f"takes {1e3 * sum(bounded.values()):.0f} ms of each step of all requests, must take "
+            f"at most {1e3 * MOST_HOST_S:.0f} ms: use a simpler value"
+        )
+        failed = ErrorCode.INVALID_ARGUMENT, field_text(field, why)
+        self._alone(request, self._end, error=failed)
 
     def _cut(self, request: Request, reason: FinishReason, otherwise: str) -> None:
         """End a request early: with its text so far, or with UNAVAILABLE if it has no tokens.

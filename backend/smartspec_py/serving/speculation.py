@@ -132,6 +132,7 @@ class Speculation:
                     grammar=request.grammar,
                     adapter=request.adapter,
                     depth=option.depth,
+                    host_time=request.host_time,
                 )
             )
         drafts: dict[SequenceId, Draft] = {}

@@ -29,9 +29,9 @@ them have no effect.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,9 @@ import torch
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.defaults import GUIDE_FIELD
 from smartspec_py.engines.base import Failure, Grammar
+from smartspec_py.engines.host_time import Cause, HostTime
+
+T = TypeVar("T")
 
 NO_TOKEN_LEFT = (
     "allows no token at this place of the text: where a text must not end, its end tokens and "
@@ -50,11 +53,15 @@ NO_TOKEN_LEFT = (
 class TokenHistory:
     """The tokens of one sequence, counted as they arrive; the first num_prompt are its prompt.
 
-    Needed only if `SamplingParams.shapes_logits`. grammar: of its text.
+    Needed only if `SamplingParams.shapes_logits`. grammar: of its text. host_time: where shaping is
+    measured.
     """
 
-    def __init__(self, num_prompt: int, grammar: Grammar | None = None) -> None:
+    def __init__(
+        self, num_prompt: int, grammar: Grammar | None = None, host_time: HostTime | None = None
+    ) -> None:
         self.num_prompt, self.grammar = num_prompt, grammar
+        self.host_time = host_time or HostTime()
         self._tokens: list[int] = []
         self._slots: dict[int, int] = {}
         self._distinct = np.zeros(64, np.int64)
@@ -158,7 +165,7 @@ def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     biases = [
         (row, token, bias)
         for row, shaping in enumerate(shapings)
-        for token, bias in (*shaping.sampling.logit_bias, *_bans(shaping))
+        for token, bias in (*shaping.sampling.logit_bias, *_measured(_bans, shaping))
         if token < rows.shape[-1]
     ]
     if biases:
@@ -168,22 +175,28 @@ def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
         rows.index_put_((index, tokens), values.to(rows.dtype), accumulate=True)
 
 
-def _bans(shaping: Shaping) -> Iterator[tuple[int, float]]:
+def _measured(work: Callable[..., T], shaping: Shaping, *arguments: Any) -> T:
+    return shaping.history.host_time.of(Cause.SHAPING, work, shaping, *arguments)
+
+
+def _bans(shaping: Shaping) -> list[tuple[int, float]]:
     sampling, history = shaping.sampling, shaping.history
     num_generated = len(history) + len(shaping.drafts) - history.num_prompt
-    if num_generated < sampling.min_tokens:
-        yield from ((token, -torch.inf) for token in sampling.end_tokens)
+    banned = list(sampling.end_tokens) if num_generated < sampling.min_tokens else []
     longest = max((len(word) for word in sampling.bad_words), default=1)
     before = (*history.tail(longest - 1), *shaping.drafts)
-    for *start, last in sampling.bad_words:
-        if before[len(before) - len(start) :] == tuple(start):
-            yield last, -torch.inf
+    banned += [
+        last
+        for *start, last in sampling.bad_words
+        if before[len(before) - len(start) :] == tuple(start)
+    ]
+    return [(token, -torch.inf) for token in banned]
 
 
 def _penalise(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     """Apply penalties to all known tokens of all rows, in one operation."""
     parts = [
-        _penalties(shaping, row, rows.shape[-1])
+        _measured(_penalties, shaping, row, rows.shape[-1])
         for row, shaping in enumerate(shapings)
         if shaping.sampling.counts_tokens
     ]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import DraftTask, Grammar, SequenceStart
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import DraftTask, SequenceStart
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.local.rows import Row, RowTable
 from smartspec_py.engines.runtimes.runner import Runner
@@ -68,7 +68,8 @@ class CachedModel(Generic[S]):
             self.runner.cache.drop_row(index)
 
 
-def history_of(
-    sampling: SamplingParams, num_prompt: int, grammar: Grammar | None
-) -> TokenHistory | None:
-    return TokenHistory(num_prompt, grammar) if sampling.shapes_logits else None
+def history_of(start: SequenceStart | DraftTask) -> TokenHistory | None:
+    """An empty history for the sequence, if its sampling needs one."""
+    if not start.sampling.shapes_logits:
+        return None
+    return TokenHistory(start.num_prompt, start.grammar, start.host_time)

@@ -156,7 +156,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         state = self._sequences.get(task.sequence)
         if state is None:
             row = self._allocate(task, task.tokens)
-            history = history_of(task.sampling, task.num_prompt, task.grammar)
+            history = history_of(task)
             state = DraftSequence(row, history, num_valid=row.num_cached)
             self._sequences[task.sequence] = state
         if state.history is not None:

@@ -188,7 +188,7 @@ class HeadsProposer(Proposer):
     def _history(self, task: DraftTask) -> TokenHistory | None:
         known = self._sequences[task.sequence]
         if known.history is None:
-            known.history = history_of(task.sampling, task.num_prompt, task.grammar)
+            known.history = history_of(task)
         if known.history is not None:
             known.history.extend(task.tokens[len(known.history) :])
         return known.history

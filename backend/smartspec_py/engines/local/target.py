@@ -31,6 +31,7 @@ from smartspec_py.engines.decoding.sampling import (
     verify,
 )
 from smartspec_py.engines.device import Moment
+from smartspec_py.engines.host_time import Cause, HostTime
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 from smartspec_py.faults import ENDS, sentence
@@ -43,12 +44,13 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _TargetSequence(CachedSequence):
     """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the row
-    holds all of them but the last. adapter: see `RowInput`."""
+    holds all of them but the last. adapter: see `RowInput`. host_time: see `SequenceStart`."""
 
     tokens: list[int]
     num_prompt: int
     sampling: SamplingParams
-    adapter: int = 0
+    adapter: int
+    host_time: HostTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
     def begin(self, start: SequenceStart) -> int:
         sequence, sampling, num_prompt = start.sequence, start.sampling, start.num_prompt
         known = list(start.tokens)
-        history = history_of(sampling, num_prompt, start.grammar)
+        history = history_of(start)
         if history is not None:
             history.extend(known)
         adapter = self.runner.config.adapters.index(start.adapter)
@@ -93,7 +95,13 @@ class TorchTarget(CachedModel[_TargetSequence]):
         if self.runner.config.state_layers and row.num_cached:
             row.num_cached -= 1  # a head reads the next token with the state at this one
         self._sequences[sequence] = _TargetSequence(
-            row, history, tokens=known, num_prompt=num_prompt, sampling=sampling, adapter=adapter
+            row,
+            history,
+            tokens=known,
+            num_prompt=num_prompt,
+            sampling=sampling,
+            adapter=adapter,
+            host_time=start.host_time or HostTime(),
         )
         return row.num_cached
 
@@ -231,9 +239,12 @@ class TorchTarget(CachedModel[_TargetSequence]):
 
     def _scored(self, item: _Item, logits: torch.Tensor) -> PromptLogProbs:
         read, num_scored = item.row_input, len(item.scored)
-        num_top = [self._sequences[item.sequence].sampling.num_top_log_probs] * num_scored
-        values = tuple(token_log_probs(logits[:num_scored], item.scored, num_top))
-        return PromptLogProbs(read.position + len(read.tokens) - read.num_logits + 1, values)
+        state = self._sequences[item.sequence]
+        num_top = [state.sampling.num_top_log_probs] * num_scored
+        values = state.host_time.of(
+            Cause.LOG_PROBS, token_log_probs, logits[:num_scored], item.scored, num_top
+        )
+        return PromptLogProbs(read.position + len(read.tokens) - read.num_logits + 1, tuple(values))
 
     def _settle(
         self,
