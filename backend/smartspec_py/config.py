@@ -231,6 +231,9 @@ class LimitsConfig(_Layer):
     """if the engine reports nothing of a request for this long, or a step takes this long, the
     engine is considered hung: all requests fail and the server ends. Must be longer than the
     longest pass of target or draft."""
+    hang_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 60.0
+    """if a process of the server makes no progress for this long, it is considered hung and the
+    server ends. A process that has ended is noticed at once."""
 
     @property
     def context_len(self) -> int:

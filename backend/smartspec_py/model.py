@@ -134,12 +134,12 @@ class TritonPythonModel:
             self._server.stop()
 
     def _beat(self) -> Beat | None:
-        """None while the loop hangs. The launcher then ends this process."""
+        """None until the model is loaded."""
         server = self._server
-        if server is None or not server.is_responsive:
+        if server is None:
             return None
         state = (server.num_open, server.failure or "", server.is_draining)
-        return Beat(os.getpid(), *state, facts=server.facts)
+        return Beat(os.getpid(), *state, num_steps=server.num_steps, facts=server.facts)
 
     def _drain(self) -> None:
         """Called by the link's thread, which then sends a beat."""

@@ -8,23 +8,27 @@ from dataclasses import replace
 from types import TracebackType
 
 from smartspec_launch.link import LauncherEnd
+from smartspec_py.config import LimitsConfig
 from smartspec_py.serving.link import BackendEnd, Beat
 
 SILENCE = None
 
 
 class Backend:
-    """Sends these beats one after the other, the last again and again.
+    """Sends these beats one after the other, the last again and again, each as a step.
 
-    Use as a context manager.
+    Use as a context manager. is_stuck: the steps do not go on.
     """
 
-    def __init__(self, *beats: Beat | None) -> None:
-        self.launcher = LauncherEnd()
+    def __init__(
+        self, *beats: Beat | None, limits: LimitsConfig | None = None, is_stuck: bool = False
+    ) -> None:
+        self.launcher = LauncherEnd(limits or LimitsConfig())
         self.pid = os.getpid()
         self.is_asked = threading.Event()
         self.is_orphaned = threading.Event()
         self._beats = list(beats)
+        self._num_steps, self._step = 0, 0 if is_stuck else 1
         fd = os.dup(self.launcher.child_fd)
         self.launcher.hand_over()
         self.end = BackendEnd(fd, self._next, self.is_asked.set, self.is_orphaned.set)
@@ -43,4 +47,5 @@ class Backend:
 
     def _next(self) -> Beat | None:
         beat = self._beats.pop(0) if len(self._beats) > 1 else self._beats[0]
-        return beat and replace(beat, pid=self.pid)
+        self._num_steps += self._step
+        return beat and replace(beat, pid=self.pid, num_steps=self._num_steps)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from smartspec_launch.address import Address, with_internal_ports
+from smartspec_launch.address import Address, responds, status_of, with_internal_ports
 from smartspec_launch.files import Installation, _container_version, exposure
 
 
@@ -47,6 +49,19 @@ def test_a_container_is_known_by_its_version(tmp_path: Path, text: str, is_fit: 
     installation = Installation(tmp_path, tmp_path, version=_container_version(path))
     assert installation.is_fit_for_network == is_fit
     assert _container_version(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize("said", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 404 No\r\n\r\n"])
+def test_whatever_a_process_answers_is_a_sign_of_life(said: bytes) -> None:
+    """It closes the connection, or speaks no HTTP; it must not end the thread that asks."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        for ask, answer in ((responds, True), (status_of, 404 if b"404" in said else None)):
+            asked = pool.submit(ask, url, 10.0)
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(said)
+            assert asked.result() == answer
 
 
 def test_the_wheel_is_for_one_machine() -> None:

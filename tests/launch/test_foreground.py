@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from smartspec_cli.app import app
 from smartspec_launch import foreground
+from smartspec_launch.answers import Answers
 
 TARGET = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 
@@ -70,8 +71,11 @@ class Silent:
     def look(self, timeout_s: float) -> None:
         return None
 
-    def silence(self) -> str:
-        return "The gateway does not answer."
+    def answers(self) -> dict[str, Answers]:
+        return {
+            "Triton": Answers(lambda timeout_s: True, 0.1),
+            "The gateway": Answers(lambda timeout_s: False, 0.1),
+        }
 
     def kill(self) -> None:
         pass
@@ -80,12 +84,31 @@ class Silent:
         return "a line of the log"
 
 
-def test_a_process_that_hangs_is_named_in_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreground, "READY_S", 0.01)
+def test_a_process_that_hangs_is_named_in_the_last_line() -> None:
     shown = io.StringIO()
     server: Any = Silent()
     assert foreground.watch(server, Console(file=shown)) == 1
-    assert shown.getvalue() == "a line of the log\nThe gateway does not answer.\n"
+    reason = "The gateway hangs: no answer for 0.1 s (limits.hang_s)."
+    assert shown.getvalue() == f"a line of the log\n{reason}\n"
+
+
+class Cut(Silent):
+    """A server whose stop did not answer all requests."""
+
+    failure = "The gateway ended with exit code 143."
+
+    def start(self) -> None:
+        raise KeyboardInterrupt
+
+    def stop(self) -> int:
+        return 1
+
+
+def test_a_stop_that_cuts_requests_says_why_in_the_last_line() -> None:
+    shown = io.StringIO()
+    server: Any = Cut()
+    assert foreground.run_in_foreground(server, Console(file=shown)) == 1
+    assert shown.getvalue() == f"Stopping.\na line of the log\n{Cut.failure}\n"
 
 
 def test_the_line_of_a_ready_server_says_what_the_cache_may_take() -> None:

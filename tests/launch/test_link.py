@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fake_backend import SILENCE, Backend
 
 from smartspec_launch import link
 from smartspec_launch.link import LauncherEnd
+from smartspec_py.config import LimitsConfig
 from smartspec_py.serving.link import LINK_VARIABLE, Beat, News, inherited_link
 
 WAIT_S = 10.0
-BEAT = Beat(0, num_open=2)
+BEAT = Beat(os.getpid(), num_open=2)
 
 
 def look_until(launcher: LauncherEnd, condition: Callable[[], bool]) -> None:
@@ -29,41 +33,81 @@ def test_beats_arrive_with_all_they_say() -> None:
     with Backend(said) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.beat is not None)
-        assert launcher.beat == replace(said, pid=backend.pid)
+        assert replace(launcher.beat, num_steps=0) == replace(said, pid=backend.pid)
         assert launcher.trouble == "The model has stopped: the loop ended"
 
 
-BUSY = Beat(0, num_open=3, is_draining=True)
 IDLE, ANSWERED, ENDED = Beat(0), Beat(0, is_draining=True), Beat(0, is_ended=True)
 FAILED = Beat(0, num_open=3, failure="the step loop ended")
 
 
 @pytest.mark.parametrize(
-    ("beats", "is_answered", "trouble"),
-    [
-        ([IDLE, BUSY, ANSWERED], True, None),
-        ([IDLE], False, None),
-        ([BUSY], False, None),
-        ([BUSY, ENDED], False, "unloaded"),
-        ([BUSY, FAILED], False, "the step loop ended"),
-        ([BUSY, SILENCE], False, "has died or hangs"),
-    ],
-    ids=["answered", "not draining", "busy", "unloaded", "failed", "does not respond"],
+    ("beat", "is_drained"),
+    [(IDLE, False), (Beat(0, num_open=3, is_draining=True), False), (ANSWERED, True)],
 )
-def test_a_drain_tells_how_it_ended(
-    beats: list[Beat | None],
-    is_answered: bool,
-    trouble: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_drain_ends_when_the_backend_takes_no_more_and_has_answered_all(
+    beat: Beat, is_drained: bool
 ) -> None:
     """Real Tritons: `tests/test_triton_server.py`."""
-    monkeypatch.setattr(link, "SILENT_S", 0.5)
-    with Backend(*beats) as backend:
+    with Backend(beat) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.beat is not None)
-        assert launcher.drain(WAIT_S if is_answered or trouble else 1.0) == is_answered
+        launcher.ask_to_drain()
         assert backend.is_asked.wait(WAIT_S)
-        assert (trouble or "None") in str(launcher.trouble)
+        assert launcher.is_drained == is_drained
+
+
+@pytest.mark.parametrize(
+    ("beat", "trouble"), [(ENDED, "has been unloaded."), (FAILED, "stopped: the step loop ended")]
+)
+def test_the_trouble_that_a_beat_tells(beat: Beat, trouble: str) -> None:
+    with Backend(beat) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.trouble is not None)
+        assert str(launcher.trouble).endswith(trouble)
+
+
+def test_a_backend_hangs_only_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """59 s without a message, as while another thread holds Python's lock, are no hang."""
+    now = 0.0
+    monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=lambda: now))
+    with Backend(BEAT, SILENCE) as backend:
+        launcher = backend.launcher
+        launcher.look(WAIT_S)
+        assert launcher.beat is not None
+        for _ in range(59):
+            now += 1.0
+            launcher.look(0.0)
+        assert launcher.trouble is None
+        now += 1.0
+        launcher.look(0.0)
+        assert launcher.trouble == (
+            f"Triton's Python process (pid {backend.pid}) hangs: no message for 60 s "
+            "(limits.hang_s)."
+        )
+
+
+def test_a_loop_that_stands_still_is_noticed_although_beats_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the time in which the backend itself should have reported it."""
+    monkeypatch.setattr(link, "REPORT_S", 0.0)
+    with Backend(BEAT, limits=LimitsConfig(engine_timeout_s=1.0), is_stuck=True) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.trouble is not None)
+        assert "hangs: no step for 1 s (limits.engine_timeout_s)" in str(launcher.trouble)
+
+
+def test_a_process_that_ends_is_dead_at_once_although_triton_holds_its_link() -> None:
+    """This process holds the link, as Triton does."""
+    with Backend(SILENCE) as backend, subprocess.Popen(["sleep", "60"]) as process:
+        launcher = backend.launcher
+        backend.end.send(Beat(process.pid))
+        look_until(launcher, lambda: launcher.beat is not None)
+        assert launcher.trouble is None
+        process.kill()
+        look_until(launcher, lambda: launcher.trouble is not None)
+        assert launcher.trouble == f"Triton's Python process (pid {process.pid}) has died."
 
 
 def test_the_start_is_told() -> None:
@@ -90,16 +134,6 @@ def test_a_beat_behind_the_last_one_changes_nothing() -> None:
         assert launcher.trouble == "The model has been unloaded."
 
 
-def test_a_launcher_that_was_suspended_takes_nobody_for_dead() -> None:
-    """It did not look for longer than SILENT_S by the clock."""
-    with Backend(BEAT) as backend:
-        launcher = backend.launcher
-        look_until(launcher, lambda: launcher.beat is not None)
-        time.sleep(link.SILENT_S + 0.3)
-        launcher.look(0.1)
-        assert launcher.trouble is None
-
-
 def test_a_launcher_that_never_looks_does_not_block_the_backend() -> None:
     with Backend(BEAT) as backend:
         for _ in range(5000):
@@ -117,15 +151,15 @@ def test_a_launcher_that_dies_with_beats_unread_is_noticed() -> None:
 
 
 def test_a_backend_that_dies_with_a_request_unread_is_noticed() -> None:
-    launcher = LauncherEnd()
-    launcher.drain(0.0)
+    launcher = LauncherEnd(LimitsConfig())
+    launcher.ask_to_drain()
     launcher.hand_over()
     look_until(launcher, lambda: launcher.trouble is not None)
     launcher.close()
 
 
 def test_where_every_holder_has_ended_the_backend_is_dead() -> None:
-    launcher = LauncherEnd()
+    launcher = LauncherEnd(LimitsConfig())
     launcher.hand_over()
     launcher.look(1.0)
     assert launcher.trouble == "The backend has died."

@@ -106,8 +106,17 @@ def serve(folder: Path, limits: dict[str, Any] | None = None, step_s: float = 0.
     return Served(launcher, address, named, processes)
 
 
-def faulted(served: Served, name: str, fault: signal.Signals | None, num_streams: int) -> Result:
-    """Open streams, half of them each way, bring the fault about, and wait for all that follows."""
+def faulted(
+    served: Served,
+    name: str,
+    fault: signal.Signals | None,
+    num_streams: int,
+    is_stopping: bool = False,
+) -> Result:
+    """Open streams, half of them each way, bring the fault about, and wait for all that follows.
+
+    is_stopping: the server drains when the fault comes.
+    """
     mapped = {each.path for each in served.named["triton_python"].memory_maps()}
     regions = [path for path in mapped if path.startswith(str(SHM_FOLDER))]
     clients = [Client(served.address, index % 2 == 1) for index in range(num_streams)]
@@ -116,6 +125,10 @@ def faulted(served: Served, name: str, fault: signal.Signals | None, num_streams
     for client in clients:
         assert client.has_begun.wait(EXIT_S), "a stream did not begin"
     start = time.monotonic()
+    if is_stopping:
+        served.launcher.send_signal(signal.SIGTERM)
+        assert served.launcher.stderr is not None
+        assert served.launcher.stderr.readline() == "Stopping.\n"
     if fault is not None:
         served.named[name].send_signal(fault)
     _, said = served.launcher.communicate(timeout=EXIT_S)
@@ -129,26 +142,67 @@ def faulted(served: Served, name: str, fault: signal.Signals | None, num_streams
     return Result(served.launcher.returncode, exit_s, ends, said, left)
 
 
+DEAD_STUB = ("has died.", "exit code 134.")
+"""The launcher notices its end, or Triton's own abort."""
+
+
 @pytest.mark.parametrize(
     ("name", "fault", "words"),
     [
-        # The launcher notices the silence, the end of its connection, or Triton's own abort.
-        ("triton_python", signal.SIGKILL, ("has died or hangs.", "has died.", "exit code 134.")),
-        ("triton_python", signal.SIGSTOP, "has died or hangs."),
+        ("triton_python", signal.SIGKILL, DEAD_STUB),
+        ("triton_python", signal.SIGSTOP, "hangs: no message for 2 s (limits.hang_s)."),
         ("tritonserver", signal.SIGKILL, "Triton ended with exit code 137."),
+        ("tritonserver", signal.SIGSTOP, "Triton hangs: no answer for 2 s (limits.hang_s)."),
         ("gateway", signal.SIGKILL, "The gateway ended with exit code 137."),
+        ("gateway", signal.SIGSTOP, "The gateway hangs: no answer for 2 s (limits.hang_s)."),
     ],
 )
 def test_a_fault_ends_the_launcher_and_every_stream(
     tmp_path: Path, name: str, fault: signal.Signals, words: str | tuple[str, ...]
 ) -> None:
-    result = faulted(serve(tmp_path), name, fault, 4)
+    result = faulted(serve(tmp_path, {"hang_s": 2.0}), name, fault, 4)
     assert result.code == 1
     assert result.said.rstrip().endswith(words)
     assert "Traceback" not in result.said
     assert result.exit_s < LIMIT_S
     assert not {"hangs", "length"} & set(result.streams)
     assert result.left == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "words"),
+    [
+        ("triton_python", signal.SIGKILL, DEAD_STUB),
+        ("gateway", signal.SIGKILL, "The gateway ended with exit code 137."),
+        ("launcher", signal.SIGTERM, "A second signal ended the server before its requests."),
+    ],
+)
+def test_a_drain_that_is_cut_says_why_in_the_last_line(
+    tmp_path: Path, name: str, fault: signal.Signals, words: str | tuple[str, ...]
+) -> None:
+    result = faulted(serve(tmp_path), name, fault, 4, is_stopping=True)
+    assert result.code == 1
+    assert result.said.rstrip().endswith(words)
+    assert result.exit_s < LIMIT_S
+    assert not {"hangs", "length"} & set(result.streams)
+    assert result.left == []
+
+
+def test_processes_that_stand_still_for_a_while_are_busy(tmp_path: Path) -> None:
+    """Each of them for 2 s, as on a machine that has too much to do. Then the server drains."""
+    served = serve(tmp_path, {"drain_s": 0.5})
+    client = Client(served.address, is_grpc=False)
+    client.start()
+    assert client.has_begun.wait(EXIT_S)
+    for name in ("triton_python", "tritonserver", "gateway"):
+        served.named[name].send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        served.named[name].send_signal(signal.SIGCONT)
+    served.launcher.send_signal(signal.SIGTERM)
+    _, said = served.launcher.communicate(timeout=EXIT_S)
+    assert served.launcher.returncode == 0, said
+    client.join(HANG_S)
+    assert client.end == "cancelled"
 
 
 def test_a_launcher_that_is_killed_takes_its_triton_with_it(tmp_path: Path) -> None:
@@ -174,7 +228,7 @@ def test_a_hung_engine_fails_the_streams_with_its_reason(tmp_path: Path) -> None
 
 
 def test_a_stop_while_the_backend_stands_still_does_not_wait_for_it(tmp_path: Path) -> None:
-    served = serve(tmp_path)
+    served = serve(tmp_path, {"drain_s": 1.0, "hang_s": 2.0})
     ask_alone(HttpStreams(served.address.http_url), {"text_input": "a", "max_tokens": 1})
     served.named["triton_python"].send_signal(signal.SIGSTOP)
     start = time.monotonic()

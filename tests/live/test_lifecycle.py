@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -140,6 +142,25 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
             responses = stream.result(timeout=10)
     assert responses[-1]["finish_reason"] == "length"
     assert sum(response["num_output_tokens"] for response in responses) == 200
+
+
+def test_a_sigterm_to_all_processes_of_triton_cuts_no_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd sends it to all. Eight streams of three seconds; Triton itself would wait one."""
+    monkeypatch.setattr("smartspec_launch.triton_server.EXIT_TIMEOUT_S", 1.0)
+    config = fake_config(step_s=0.01, limits=LimitsConfig(max_context_len=4096))
+    with TritonServer(config, tmp_path, free_address()) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(8) as pool:
+            fields = {"text_input": "Question:", "max_tokens": 300, "num_draft_tokens": 0}
+            each = [pool.submit(generate_stream, server, **fields) for _ in range(8)]
+            running = "smartspec_num_requests_running"
+            assert scrape_when(server, lambda found: found.get(running) == 8).get(running) == 8
+            os.killpg(server.pid, signal.SIGTERM)
+            assert server.stop() == 0
+            ends = [stream.result(timeout=10)[-1] for stream in each]
+    assert [end["finish_reason"] for end in ends] == ["length"] * 8
 
 
 def test_stop_ends_what_outlives_the_grace_with_a_last_response(tmp_path: Path) -> None:

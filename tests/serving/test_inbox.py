@@ -101,10 +101,10 @@ def test_a_call_runs_once_however_full_the_queue_is() -> None:
     assert made == [None, "the loop died"]
 
 
-def test_it_tells_for_how_long_nobody_took_anything() -> None:
-    now = 5.0
-    inbox = Inbox(1, lambda: now)
-    assert inbox.unread_s == 0.0
+def test_the_progress_of_the_loop_is_counted_with_and_without_messages() -> None:
+    inbox = Inbox(1)
+    assert inbox.num_taken == 0
     inbox.take(0.0)
-    now = 7.5
-    assert inbox.unread_s == 2.5
+    inbox.cancel(1)
+    inbox.take(0.0)
+    assert inbox.num_taken == 2

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs without a proxy, because the server is on this machine."""
@@ -73,24 +74,24 @@ class Address:
         return f"http://{self.reach}:{self.metrics_port}/metrics"
 
 
-def status_of(url: str) -> int | None:
-    """The status of the answer; None if there is none within ANSWER_S."""
+def status_of(url: str, timeout_s: float = ANSWER_S) -> int | None:
+    """The status of the answer; None if there is none within timeout_s."""
     try:
-        with DIRECT.open(url, timeout=ANSWER_S) as response:
+        with DIRECT.open(url, timeout=timeout_s) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         error.close()
         return error.code
-    except OSError:
+    except (OSError, HTTPException):
         return None
 
 
-def responds(url: str) -> bool:
-    """Whether there is a sign of life within ANSWER_S: an answer of any status, or a close."""
+def responds(url: str, timeout_s: float = ANSWER_S) -> bool:
+    """Whether there is a sign of life within timeout_s: an answer of any status, or a close."""
     try:
-        with DIRECT.open(url, timeout=ANSWER_S):
+        with DIRECT.open(url, timeout=timeout_s):
             return True
-    except (urllib.error.HTTPError, *CLOSED):
+    except (urllib.error.HTTPError, HTTPException, *CLOSED):
         return True
     except urllib.error.URLError as error:
         return isinstance(error.reason, CLOSED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,41 +12,44 @@ from typing import Any
 
 from rich.console import Console
 
-from smartspec_launch.triton_server import INTERRUPTS, TritonServer
+from smartspec_launch.answers import Answers
+from smartspec_launch.triton_server import INTERRUPTS, SECOND_SIGNAL, End, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
 LOOK_S = 0.5
 """Longest wait for the backend's next beat, which comes more often, or for the end of its link."""
 
-READY_S = 2.0
-"""Between two checks. MAX_MISSES checks take longer than the link needs to find the reason."""
-
-MAX_MISSES = 3
-"""Failed readiness checks in a row before the server is stopped. One may fail on a busy server."""
-
 
 def run_in_foreground(server: TritonServer, console: Console) -> int:
     """Serve until a signal or a failure, and return the exit code.
 
-    0: a signal stopped Triton, and it shut down cleanly. 1: any other end.
+    0: a signal stopped it, and every request had its last response. 1: any other end.
     Raises TritonServerError if Triton does not become ready, and the errors of
     `TritonServer.start`.
     """
     with signals_interrupt():
         try:
-            server.start()
-            wait_with_progress(server, console)
-            announce(server, console)
-            return watch(server, console)
+            return _serve_until_signal(server, console)
         except KeyboardInterrupt:
-            console.print("Stopping.")
-            end = server.stop() or 0
-            if end:
-                console.print(f"Triton ended with exit code {end}.", markup=False)
-                console.print(server.log_tail(), markup=False)
-            return 1 if end else 0
+            server.kill()
+            return report(server, console, SECOND_SIGNAL)
         finally:
-            server.stop()
+            server.kill()
+
+
+def _serve_until_signal(server: TritonServer, console: Console) -> int:
+    """A second signal raises KeyboardInterrupt, or is in `TritonServer.failure`."""
+    try:
+        server.start()
+        wait_with_progress(server, console)
+        announce(server, console)
+        return watch(server, console)
+    except KeyboardInterrupt:
+        console.print("Stopping.")
+        code = server.stop()
+        if not code:
+            return 0
+        return report(server, console, server.failure or str(End("Triton", code)))
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:
@@ -109,29 +111,34 @@ def announce(server: TritonServer, console: Console, prompt: str = "Hello") -> N
 
 def watch(server: TritonServer, console: Console) -> int:
     """Wait until the server fails. Kill all its processes, print the reason and return 1."""
-    misses: list[str] = []
-    # In a thread, because a process that hangs lets each check wait for seconds.
-    threading.Thread(target=_check, args=(server, misses), daemon=True).start()
-    while (reason := server.look(LOOK_S)) is None and len(misses) < MAX_MISSES:
-        pass
+    answers = server.answers()
+    try:
+        while (reason := server.look(LOOK_S) or hung(answers)) is None:
+            pass
+    finally:
+        for each in answers.values():
+            each.close()
     # Kill at once, without a drain. Clients then see that their streams have ended, and a
     # supervisor can restart the server.
     server.kill()
-    # The reason comes last, where people look first.
-    reason = reason or misses[-1]
+    return report(server, console, reason)
+
+
+def hung(answers: Mapping[str, Answers]) -> str | None:
+    """One sentence that names a process that hangs, or a Triton that has lost its model although
+    the backend process is alive; None if there is none."""
+    for name, each in answers.items():
+        each.look(time.monotonic())
+        if each.is_hung:
+            return f"{name} hangs: no answer for {each.limit_s:g} s (limits.hang_s)."
+    return None
+
+
+def report(server: TritonServer, console: Console, reason: str) -> int:
+    """Print the last lines of the log, then the reason: people look at the last line first. Returns
+    the exit code."""
     console.print(f"{server.log_tail()}\n{reason}", markup=False, soft_wrap=True)
     return 1
-
-
-def _check(server: TritonServer, misses: list[str]) -> None:
-    """Check all processes again and again, and keep what did not answer in a row. This finds one
-    that hangs, and a Triton that has lost its model although the backend process is alive."""
-    while len(misses) < MAX_MISSES:
-        time.sleep(READY_S)
-        if silence := server.silence():
-            misses.append(silence)
-        else:
-            misses.clear()
 
 
 @contextmanager

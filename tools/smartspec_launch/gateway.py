@@ -20,7 +20,8 @@ from smartspec_py.config import ServerConfig
 OPENAI_PORT = 9000
 """Default port of the OpenAI routes."""
 
-EXIT_S = 5.0
+EXIT_S = 10.0
+"""Time for open responses and for the end of the process, on a busy machine too."""
 
 LEAST_FILES = 256
 """Files that a process of the server must be able to open."""
@@ -104,10 +105,10 @@ class Gateway:
         """The exit code, or None while it runs."""
         return self._process.poll()
 
-    def answers(self) -> bool:
+    def answers(self, timeout_s: float) -> bool:
         """Whether it answers in time, whatever it answers. With too many connections, it closes
-        new ones."""
-        return responds(f"{self._address.http_url}/v2/health/live")
+        new ones. The path is none of its routes, so it does not ask Triton."""
+        return responds(f"{self._address.http_url}/", timeout_s)
 
     def is_ready(self) -> bool:
         """Whether all its ports serve the model."""
@@ -125,16 +126,17 @@ class Gateway:
         """Tell it that the server drains: it refuses new requests with 503."""
         self._tell({"is_draining": True})
 
-    def stop(self, timeout_s: float = EXIT_S) -> None:
-        """Stop it. Open responses get timeout_s to end, then it is killed. Idempotent."""
+    def stop(self, timeout_s: float = EXIT_S) -> int:
+        """Stop it, and return the exit code. Open responses get timeout_s to end, then it is
+        killed. Idempotent."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(timeout_s)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
     def _tell(self, message: dict[str, object]) -> None:
         assert self._process.stdin is not None

@@ -1,4 +1,8 @@
-"""The launcher's end of the link to the backend; see `smartspec_py.serving.link`."""
+"""The launcher's end of the link to the backend; see `smartspec_py.serving.link`.
+
+It watches two counts of the backend by the rule of `smartspec_py.serving.liveness`: the messages of
+the process, and the steps of its loop.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,25 @@ import select
 import socket
 import time
 
+from smartspec_py.config import LimitsConfig
 from smartspec_py.serving.link import DRAIN, Beat, News, received
+from smartspec_py.serving.liveness import ProgressWatch, has_ended
 
 LOOK_S = 0.1
-SILENT_S = 1.5
-"""A process that sends nothing for this time has died or hangs. Triton 2.51 aborts if its Python
-process does not respond for about the same time and a request arrives."""
+REPORT_S = 5.0
+"""Time in which the backend reports that its own loop hangs, and answers its requests."""
 
 
 class LauncherEnd:
     """The launcher's view of the backend process. Used by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LimitsConfig) -> None:
         self._socket, self._child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        self._silent_s = 0.0
+        self._num_messages = 0
+        self._messages = ProgressWatch(limits.hang_s)
+        self._steps = ProgressWatch(limits.engine_timeout_s + REPORT_S)
+        self._is_closed = False
         self._is_dead = False
         self.beat: Beat | None = None
         """The newest beat; None before the model has been loaded."""
@@ -44,11 +52,13 @@ class LauncherEnd:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         if poller.poll(timeout_s * 1e3):
-            self._silent_s = 0.0
             self._receive()
-        else:
-            # The time spent in poll, not clock time: the launcher may be suspended.
-            self._silent_s += timeout_s
+        now = time.monotonic()
+        self._messages.look(self._num_messages, now)
+        if self.beat is not None:
+            self._steps.look(self.beat.num_steps, now)
+            # Triton holds the link too, so the end of the process does not close it.
+            self._is_dead = self._is_dead or has_ended(self.beat.pid)
 
     @property
     def trouble(self) -> str | None:
@@ -58,31 +68,28 @@ class LauncherEnd:
             return f"The model has stopped: {self.beat.failure}"
         if self.beat is not None and self.beat.is_ended:
             return "The model has been unloaded."
-        if self._is_dead:
+        if self._is_dead or self._is_closed:
             return f"{name} has died."
-        if self._silent_s >= SILENT_S:
-            return f"{name} has died or hangs."
+        if self._messages.is_hung:
+            return f"{name} hangs: no message for {self._messages.limit_s:g} s (limits.hang_s)."
+        if self._steps.is_hung:
+            return f"{name} hangs: no step for {self._steps.limit_s:g} s (limits.engine_timeout_s)."
         return None
 
-    def drain(self, timeout_s: float) -> bool:
-        """Ask the backend to take no more requests, and wait up to timeout_s until each has its
-        last response. Returns whether that is so. There is no wait for a backend in trouble.
-
-        A SIGTERM to Triton alone would not reach the backend.
-        """
+    def ask_to_drain(self) -> None:
+        """Ask the backend to take no more requests. A SIGTERM to Triton would not reach it."""
         with contextlib.suppress(OSError):  # the backend has ended or does not read
             self._socket.send(DRAIN)
-        deadline = time.monotonic() + timeout_s
-        while self.trouble is None and time.monotonic() < deadline:
-            if self.beat is not None and self.beat.is_draining and self.beat.num_open == 0:
-                return True
-            self.look(LOOK_S)
-        return False
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the backend takes no more requests, and each has its last response."""
+        return self.beat is not None and self.beat.is_draining and self.beat.num_open == 0
 
     def wait_gone(self, timeout_s: float) -> None:
         """Wait up to timeout_s until all processes that hold the link have ended."""
         deadline = time.monotonic() + timeout_s
-        while not self._is_dead and time.monotonic() < deadline:
+        while not self._is_closed and time.monotonic() < deadline:
             self.look(LOOK_S)
 
     def close(self) -> None:
@@ -96,8 +103,9 @@ class LauncherEnd:
             while True:
                 message = received(self._socket)
                 if not message:
-                    self._is_dead = True
+                    self._is_closed = True
                     return
+                self._num_messages += 1
                 kind, fields = json.loads(message)
                 if kind == "news":
                     self.news = News(**fields)

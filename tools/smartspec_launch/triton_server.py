@@ -23,7 +23,14 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smartspec_launch.address import LOOPBACK, Address, status_of, with_internal_ports
+from smartspec_launch.address import (
+    ANSWER_S,
+    LOOPBACK,
+    Address,
+    status_of,
+    with_internal_ports,
+)
+from smartspec_launch.answers import Answers
 from smartspec_launch.ascii_paths import AsciiPaths
 from smartspec_launch.files import (
     PACKAGE_FOLDER,
@@ -52,9 +59,6 @@ same (docs/research/log.md)."""
 
 LOG_TAIL_LINES = 15
 LOOK_S = 0.1
-GATEWAY_S = 30.0
-"""Time for the gateway to serve all ports after the model is ready."""
-
 DRAIN_MARGIN_S = 5.0
 """Time after `limits.drain_s` in which the backend sends its last responses."""
 
@@ -65,6 +69,10 @@ EXPIRED = 1
 """Exit code of Triton if it still holds the model after this time. It may then hold it for ever."""
 
 EXIT_S = 10.0
+END_SIGNAL = signal.SIGINT
+"""Ends Triton. SIGTERM is blocked in it, because a supervisor may send that to all processes at
+once, and Triton would cut the requests that are drained."""
+
 CLOSED_APIS = "model-repository,shared-memory,trace,logging"
 """Triton's administrative APIs, which clients must not use."""
 
@@ -81,6 +89,9 @@ LAST_WORDS_S = 0.7
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that may raise KeyboardInterrupt in the launcher."""
+
+
+SECOND_SIGNAL = "A second signal ended the server before its requests."
 
 
 class TritonServerError(LaunchError):
@@ -152,6 +163,9 @@ class TritonServer:
         self._gateway: Gateway
         self._state = State.NEW
         self._exit_code: int | None = None  # once it is stopped
+        self.failure: str | None = None
+        """Why a stop did not give each request its last response."""
+
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._link: LauncherEnd
         self._lock = -1
@@ -190,19 +204,20 @@ class TritonServer:
         command += [f"--load-model={alias}" for alias in self._aliases]
         command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
         command += self._options
-        self._link = LauncherEnd()
+        self._link = LauncherEnd(self._config.limits)
         link = {LINK_VARIABLE: f"{self._link.child_fd},{self._shm_prefix}"}
         with log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=run_dir,  # Triton's stub imports modules from it
-                env=server_environment(installation) | link,
-                pass_fds=[self._link.child_fd],
-                start_new_session=True,
-            )
+            with _blocked(signal.SIGTERM):  # Triton inherits this
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=run_dir,  # Triton's stub imports modules from it
+                    env=server_environment(installation) | link,
+                    pass_fds=[self._link.child_fd],
+                    start_new_session=True,
+                )
             self._move_to(State.LOADING)
             self._gateway = Gateway(self.address, self.openai, log)
         self._link.hand_over()
@@ -248,7 +263,7 @@ class TritonServer:
         self._wait(self.is_model_ready, self._config.limits.start_s, progress)
         self._move_to(State.READY)
         self._gateway.open(self.context_len)
-        self._wait(self._gateway.is_ready, GATEWAY_S, None)
+        self._wait(self._gateway.is_ready, self._config.limits.start_s, None)
 
     def _wait(
         self,
@@ -274,55 +289,76 @@ class TritonServer:
             if progress is not None:
                 progress(self._link.news.message)
 
-    def is_model_ready(self) -> bool:
-        """Whether Triton responds and the model is ready. False if Triton hangs."""
-        return status_of(f"{self.address.triton_url}/v2/models/{MODEL_NAME}/ready") == 200
+    def is_model_ready(self, timeout_s: float = ANSWER_S) -> bool:
+        """Whether Triton responds within timeout_s and the model is ready."""
+        url = f"{self.address.triton_url}/v2/models/{MODEL_NAME}/ready"
+        return status_of(url, timeout_s) == 200
 
-    def silence(self) -> str | None:
-        """One sentence that says what does not answer, or None. A gateway that refuses the request
-        answers."""
-        if not self.is_model_ready():
-            return "The model is no longer ready, or Triton does not answer."
-        return None if self._gateway.answers() else "The gateway does not answer."
+    def answers(self) -> Mapping[str, Answers]:
+        """Start to ask Triton and the gateway for answers; by their names. A gateway that refuses
+        the request answers."""
+        limit_s = self._config.limits.hang_s
+        asks = {"Triton": self.is_model_ready, Gateway.name: self._gateway.answers}
+        return {name: Answers(ask, limit_s) for name, ask in asks.items()}
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of Triton's log, without its tables."""
+        if not self.log_path.exists():
+            return ""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         lines = [line for line in lines if line.strip() and line[0] not in "+|"]
         return "\n".join(lines[-num_lines:])
 
     def stop(self) -> int | None:
-        """Drain, send SIGTERM, then SIGKILL to the remaining processes of the group. Idempotent.
+        """Drain, end Triton, then SIGKILL to the remaining processes of the group. Idempotent.
 
         During the drain the gateway refuses new requests with 503. Requests in flight have
         `limits.drain_s` to finish; the backend then ends each with a last response. There is no
-        wait for a backend that has died, does not respond or has failed, or whose model is not
-        loaded yet. Returns the exit code, or None if the server never started. The code is 0 if
-        Triton had to be killed after all requests were answered.
+        wait for a backend that has died, hangs or has failed, or whose model is not loaded yet.
+        Returns the exit code, or None if the server never started. The code is 0 if Triton had to
+        be killed after all requests were answered; if not, `failure` says why.
         """
         process = self._process
         if process is None:
             return None
         if process.poll() is None and self._state in (State.LOADING, State.READY):
-            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                # A second Ctrl-C ends the wait at once.
+            try:
                 self._link.look(0.0)
                 if self._state is State.LOADING and self._link.beat is None:
                     self._move_to(State.ANSWERED)  # it took no request
                 else:
                     self._end_in_order(process)
+            except subprocess.TimeoutExpired:
+                pass
+            except KeyboardInterrupt:  # a second Ctrl-C ends the wait at once
+                self.failure = SECOND_SIGNAL
         self.kill()
         return self._exit_code
 
     def _end_in_order(self, process: subprocess.Popen[bytes]) -> None:
         self._move_to(State.DRAINING)
-        self._gateway.drain()
-        if self._link.drain(self._config.limits.drain_s + DRAIN_MARGIN_S):
+        self.failure = self._drain()
+        code = self._gateway.stop()  # it passes on the last responses
+        if self.failure is None and code:
+            self.failure = str(End(Gateway.name, _shell_code(code)))
+        if self.failure is None:
             self._move_to(State.ANSWERED)
-        self._gateway.stop()  # it passes on the last responses
         if self._link.trouble is None:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(END_SIGNAL)
             process.wait(EXIT_S + EXIT_TIMEOUT_S)
+
+    def _drain(self) -> str | None:
+        """Wait until each request has its last response; else return why some have none."""
+        self._gateway.drain()
+        self._link.ask_to_drain()
+        wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
+        deadline = time.monotonic() + wait_s
+        while not self._link.is_drained:
+            if reason := self.look(LOOK_S):
+                return reason
+            if time.monotonic() > deadline:
+                return f"Requests had no last response {wait_s:g} s after the stop began."
+        return None
 
     def kill(self) -> None:
         """Kill the remaining processes of the group at once, and clean up. Idempotent. Signals do
@@ -345,10 +381,8 @@ class TritonServer:
             self._ascii_paths.close()
             os.close(self._lock)
             code = self._process.poll()
-            if self._state is State.ANSWERED and (was_running or code == EXPIRED):
-                self._exit_code = 0
-            elif code is not None:
-                self._exit_code = _shell_code(code)
+            is_clean = self._state is State.ANSWERED and (was_running or code in (0, EXPIRED))
+            self._exit_code = 0 if is_clean else _shell_code(code or 1)
             self._move_to(State.STOPPED)
 
     def _move_to(self, state: State) -> None:
@@ -361,6 +395,16 @@ class TritonServer:
 def _shell_code(code: int) -> int:
     """A process ended by signal s has the code -s in Python, and 128 + s in a shell."""
     return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """In the `with` block, the signal is blocked in this thread."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ One lock protects all of its state.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -31,10 +30,11 @@ class Messages(NamedTuple):
 class Inbox:
     """The inbox. A request counts as waiting from `put` until `leave` is called for it."""
 
-    def __init__(self, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
-        self._clock = clock
-        self._taken_s: float | None = None
+        self.num_taken = 0
+        """Calls of `take`: the progress of the loop."""
+
         self._arrivals: list[Request] = []
         self._cancelled: list[SequenceId] = []
         self._calls: list[Call] = []
@@ -87,17 +87,12 @@ class Inbox:
         with self._changed:
             if timeout_s > 0.0:  # a wait of no time takes 20 us
                 self._changed.wait_for(self._has_messages, timeout_s)
-            self._taken_s = self._clock()
+            self.num_taken += 1
             messages = Messages(tuple(self._arrivals), tuple(self._cancelled), tuple(self._calls))
             self._arrivals.clear()
             self._cancelled.clear()
             self._calls.clear()
             return messages
-
-    @property
-    def unread_s(self) -> float:
-        """Seconds since `take` last returned, which is the age of the step. 0 before the first."""
-        return 0.0 if self._taken_s is None else self._clock() - self._taken_s
 
     def leave(self, count: int) -> None:
         """Report that `count` requests no longer wait."""

@@ -60,6 +60,7 @@ class Beat:
     pid: process ID of Triton's Python process. num_open: requests without a final response.
     failure: why the model no longer serves requests; empty while it serves. is_draining: new
     requests are refused. is_ended: Triton has unloaded the model, and the process is about to end.
+    num_steps: steps of the loop, which go on without requests; see `smartspec_py.serving.liveness`.
     facts: what is served, for example `context_len` in tokens; see `Server.facts`.
     """
 
@@ -68,6 +69,7 @@ class Beat:
     failure: str = ""
     is_draining: bool = False
     is_ended: bool = False
+    num_steps: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -142,6 +144,8 @@ def inherited_link(
     value = os.environ.pop(LINK_VARIABLE, None)
     if value is None:
         return None
+    # The launcher blocks it in Triton, and this stub ignores it. Child processes should not.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     fd, _, prefix = value.partition(",")
     return BackendEnd(int(fd), status, on_drain, lambda: _end_group(prefix))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +25,7 @@ from smartspec_py.faults import sentence
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
+from smartspec_py.serving.liveness import ProgressWatch
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Reply, Sink
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
@@ -35,9 +37,6 @@ from smartspec_py.serving.step_trace import StepLog
 __all__ = ["Engine", "Server"]
 
 logger = logging.getLogger(__name__)
-
-LATE_S = 2.0
-"""Time after `limits.engine_timeout_s` in which the responder should detect that the loop hangs."""
 
 STOP_S = 10.0
 """Time that each thread gets to end when the server stops."""
@@ -72,6 +71,7 @@ class Server:
         self._engine = engine
         self._drain_s = config.limits.drain_s
         self._engine_timeout_s = config.limits.engine_timeout_s
+        self._progress = ProgressWatch(self._engine_timeout_s)
         self._on_failure = on_failure
         self._should_drain = should_drain
         self.is_draining = False
@@ -162,13 +162,10 @@ class Server:
             store_learned(self.loop, path)
 
     @property
-    def is_responsive(self) -> bool:
-        """False if the loop hangs and the responder has not reported it.
-
-        The responder does not check while no requests are open.
-        """
-        late_s = self._engine_timeout_s + LATE_S
-        return self._inbox.is_closed or self._inbox.unread_s < late_s
+    def num_steps(self) -> int:
+        """How often the loop has looked for messages: at each step, and twice a second when
+        idle."""
+        return self._inbox.num_taken
 
     @property
     def num_open(self) -> int:
@@ -285,7 +282,8 @@ class Server:
     def _watch(self) -> None:
         """Check for a hanging loop or an unload. Runs in the responder's thread while requests are
         open."""
-        if self._inbox.unread_s > self._engine_timeout_s:
+        self._progress.look(self.num_steps, time.monotonic())
+        if self._progress.is_hung:
             self._fail(
                 f"a step takes longer than limits.engine_timeout_s, which is "
                 f"{self._engine_timeout_s:g} s: an engine hangs"
