@@ -59,7 +59,7 @@ COPY deploy/image/tiny.json /models/smartspec/1/engine.json
 COPY deploy/image/entrypoint.py deploy/image/healthcheck.py /opt/smartspec/
 USER 1000:1000
 EXPOSE 8000 8001 8002 9000
-HEALTHCHECK --interval=30s --timeout=20s --start-period=300s --retries=3 \
+HEALTHCHECK --interval=30s --timeout=65s --start-period=300s --retries=2 \
     CMD ["python", "/opt/smartspec/healthcheck.py"]
 ENTRYPOINT ["python", "/opt/smartspec/entrypoint.py"]
 
@@ -92,7 +92,7 @@ ENV HF_HUB_OFFLINE=1 \
 COPY deploy/image/entrypoint.py deploy/image/healthcheck.py ./
 USER 1000:1000
 EXPOSE 8000 8001 8002 9000
-HEALTHCHECK --interval=30s --timeout=20s --start-period=1800s --retries=3 \
+HEALTHCHECK --interval=30s --timeout=65s --start-period=1800s --retries=2 \
     CMD ["python3", "/opt/smartspec/healthcheck.py"]
 # NVIDIA's entry point runs first, because it selects the CUDA libraries for the driver.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "python3", "/opt/smartspec/entrypoint.py"]

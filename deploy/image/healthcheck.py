@@ -16,8 +16,9 @@ import sys
 import urllib.error
 import urllib.request
 
-TIMEOUT_S = 15.0
-"""The loop answers at its next step. A step with a long prompt on a CPU takes seconds."""
+TIMEOUT_S = 60.0
+"""The loop answers at its next step. As long as `limits.hang_s` of engine.json by default: whoever
+has work and makes no progress for this long hangs."""
 
 
 def main() -> None:

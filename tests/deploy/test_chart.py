@@ -77,12 +77,24 @@ def test_probes_ask_for_the_model_and_its_step_loop() -> None:
     assert given["startupProbe"]["httpGet"]["path"] == ready
     liveness = given["livenessProbe"]
     assert liveness["exec"]["command"] == ["python3", "/opt/smartspec/healthcheck.py"]
+    assert LimitsConfig().hang_s == healthcheck.TIMEOUT_S
     assert healthcheck.TIMEOUT_S < liveness["timeoutSeconds"] <= liveness["periodSeconds"]
-    patience_s = liveness["periodSeconds"] * liveness["failureThreshold"]
-    assert patience_s >= LimitsConfig().engine_timeout_s
+    assert patience_s({}) > LimitsConfig().engine_timeout_s
     startup = given["startupProbe"]
     allowed_s = startup["periodSeconds"] * startup["failureThreshold"]
     assert allowed_s >= LimitsConfig().start_s + 30  # which gives it up with its reason in the log
+
+
+def patience_s(limits: dict[str, float]) -> int:
+    """How long health checks may fail until the pod is restarted."""
+    engine_json = {"engine": {"kind": "torch", "model": "/models/m"}, "limits": limits}
+    liveness = container(render({"engineJson": engine_json}))["livenessProbe"]
+    return int(liveness["periodSeconds"] * liveness["failureThreshold"])
+
+
+@pytest.mark.parametrize("name", ["engine_timeout_s", "hang_s"])
+def test_a_server_with_long_steps_is_not_restarted_in_one(name: str) -> None:
+    assert patience_s({name: 1200.5}) > 1200.5
 
 
 def test_pods_have_no_rights() -> None:

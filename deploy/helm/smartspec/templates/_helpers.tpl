@@ -39,6 +39,14 @@ backend and for Triton to exit. */}}
 {{- .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
 
+{{/* Checks of 65 s that take longer than a step may, and than a process that is busy is silent. */}}
+{{- define "smartspec.liveTries" -}}
+{{- $limits := dig "limits" dict (default dict .Values.engineJson) -}}
+{{- $step := float64 (default 120 (get $limits "engine_timeout_s")) -}}
+{{- $silence := float64 (default 60 (get $limits "hang_s")) -}}
+{{- add 1 (int (floor (divf (maxf $step $silence) 65))) -}}
+{{- end -}}
+
 {{/* The sizes of docs/operate/deploy.md. */}}
 {{- define "smartspec.sharedMemory" -}}
 {{- default (ternary "1Gi" "256Mi" (gt (int .Values.gpu.count) 0)) .Values.sharedMemory -}}

@@ -51,13 +51,12 @@ spec:
         failureThreshold: 2
       # Only a running step loop can answer this request. The entry point exits by itself when a
       # process dies or hangs. The probe finds other failures, and covers images that run plain
-      # tritonserver. It fails after two minutes, as long as limits.engine_timeout_s, because a
-      # step on a CPU may be long.
+      # tritonserver. It fails after limits.engine_timeout_s, because a step on a CPU may be long.
       livenessProbe:
         exec: { command: [python3, /opt/smartspec/healthcheck.py] }
-        periodSeconds: 30
-        timeoutSeconds: 20
-        failureThreshold: 4
+        periodSeconds: 65
+        timeoutSeconds: 65
+        failureThreshold: {{ include "smartspec.liveTries" . }}
       {{- if .Values.preStopSeconds }}
       lifecycle:
         preStop:
