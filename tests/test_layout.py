@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BACKEND, TOOLS = ROOT / "backend", ROOT / "tools"
 
+TOKENIZER = ROOT / "engines_build" / "tiny" / "target" / "tokenizer.json"
+
 DEPENDENCIES = {
     "gguf",  # of the extra openvino
     "llguidance",
@@ -140,8 +142,15 @@ model = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(model)
 import smartspec_py.engines.local.build, smartspec_py.engines.trtllm.build
 print(smartspec_py.engines.local.build.__file__, model.TritonPythonModel.__name__)
+from tokenizers import Tokenizer
+from smartspec_py.core.types import GuideType
+from smartspec_py.engines.compiler import GrammarCompiler
+compiler = GrammarCompiler(Tokenizer.from_file({str(TOKENIZER)!r}), 2048, (0,))
+print(compiler.compile(GuideType.CHOICE, '["a"]').num_bytes > 0)
+compiler.close()
 """
     command = [sys.executable, "-I", "-S", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(folder / "engines/local/build.py"), "TritonPythonModel"]
+    path = str(folder / "engines/local/build.py")
+    assert done.stdout.split() == [path, "TritonPythonModel", "True"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -101,3 +103,20 @@ def test_wrong_dtype_and_shape(torch_server: TritonServer) -> None:
     for tensor in (wrong_dtype, wrong_shape):
         with pytest.raises(InferenceServerException, match="max_tokens"):
             list(grpc_stream(torch_server, [*text, tensor]))
+
+
+def test_a_grammar_that_does_not_end_is_refused_and_delays_nobody(
+    torch_server: TritonServer,
+) -> None:
+    schema = {"allOf": [{"type": "string", "pattern": f"a{n}"} for n in range(30)]}
+    guided = {"guided_decoding_guide_type": "json_schema"}
+    endless = GOOD | guided | {"guided_decoding_guide": json.dumps(schema)}
+    choice = {"guided_decoding_guide_type": "choice", "guided_decoding_guide": '["yes", "no"]'}
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(post, torch_server, endless, "generate")
+        status, body = post(torch_server, GOOD | choice, "generate")
+        assert (status, refused.done()) == (200, False), body
+        assert json.loads(body)["text_output"].removeprefix("Question:") in ("yes", "no")
+        status, body = refused.result()
+    assert status == 400
+    assert "guided_decoding_guide: must be a grammar that works: compiling took longer" in body

@@ -18,7 +18,7 @@ from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.reasoning import ReasoningParser, ends_in_reasoning, is_open
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.grammar import GrammarCompiler
+from smartspec_py.engines.compiler import GrammarCompiler
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -163,9 +163,10 @@ def test_a_grammar_begins_behind_the_reasoning(
         assert client(tmp_path, model).post(CHAT, json=body).status_code == 200
         (asked,) = model.asked
         kind = GuideType(asked["guided_decoding_guide_type"])
-        state = compiler.start(kind, asked["guided_decoding_guide"], 0)
+        state = compiler.compile(kind, asked["guided_decoding_guide"]).start(0)
         tokens = [*tokenizer.encode(text, add_special_tokens=False).ids, 0]
         assert (state.num_allowed((), tokens) == len(tokens)) == is_allowed, text
+    compiler.close()
 
 
 def test_a_grammar_of_the_client_cannot_begin_behind_reasoning(tmp_path: Path) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, GuideType, Verification
-from smartspec_py.engines.grammar import GrammarCompiler, GrammarError, _check_multiples
+from smartspec_py.engines.guides import _check_multiples
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.request import ErrorCode, FieldError
+from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate
 
@@ -103,11 +100,6 @@ def check_valid(sinks: list[LocalSink]) -> None:
             assert is_valid(guide, sink.text), (request, sink.text)
     ends = [sink.finish_reason for sink in sinks]
     assert ends.count(FinishReason.STOP) > len(ends) // 2
-
-
-def test_a_server_that_has_started_has_its_compiler(server: Server) -> None:
-    """Making it holds Python's lock for long, so a launcher would take the server for hung."""
-    assert "_grammars" in vars(server.intake)
 
 
 def test_texts_are_valid_and_the_same_with_every_policy(server: Server) -> None:
@@ -226,11 +218,24 @@ def test_a_wrong_grammar_is_refused(
     server: Server, changed: dict[str, Any], field: str, part: str
 ) -> None:
     given = {"text": "x", "max_tokens": 9, "guide_type": GuideType.JSON_SCHEMA, "guide": "{}"}
-    with pytest.raises(FieldError) as caught:
-        server.intake.receive(GenerateParams(**given | changed), LocalSink())
-    assert str(caught.value).startswith(f"{field}: ")
-    assert part in str(caught.value)
-    assert len(str(caught.value)) < 1000
+    message = refusal(server, GenerateParams(**given | changed))
+    assert message.startswith(f"{field}: ")
+    assert part in message
+    assert len(message) < 1000
+    assert refusal(server, GenerateParams(**given | changed)) == message
+
+
+def refusal(server: Server, params: GenerateParams) -> str:
+    """Why this request is refused, before it is accepted or after its grammar was compiled."""
+    try:
+        (sink,) = generate(server, [params])
+    except RequestError as error:
+        code, message = error.code, str(error)
+    else:
+        assert sink.error is not None
+        code, message = sink.error
+    assert code is ErrorCode.INVALID_ARGUMENT
+    return message
 
 
 HOSTILE = [
@@ -271,37 +276,6 @@ def test_hostile_grammars_harm_nobody(server: Server) -> None:
         assert sink.finish_reason or "guided_decoding_guide: " in str(sink.error), sink.error
 
 
-def test_a_deadline_holds_while_grammars_wait(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One grammar compiles until the test ends that, one waits with a deadline, one without. A
-    grammar that waited too long is not compiled."""
-    compiler, may_end, compiled = server.intake._grammars, threading.Event(), list[str]()
-    compiling = compiler._compile
-
-    def slow(kind: GuideType, guide: str) -> Any:
-        compiled.append(guide)
-        assert may_end.wait(60.0)
-        return compiling(kind, guide)
-
-    monkeypatch.setattr(compiler, "_compile", slow)
-    sinks = [LocalSink() for _ in range(4)]
-    deadlines = (30, 30, None, 1_000_000)
-    for number, (sink, deadline_ms) in enumerate(zip(sinks, deadlines, strict=True)):
-        fields: dict[str, Any] = {"guide_type": GuideType.REGEX, "guide": f"late{number}"}
-        server.submit(GenerateParams("x", 20, deadline_ms=deadline_ms, **fields), sink)
-    for sink in sinks[:2]:
-        sink.wait(60.0)
-        message = "deadline_ms: 30 ms passed before the first token"
-        assert sink.error == (ErrorCode.UNAVAILABLE, message)
-    may_end.set()
-    for sink in sinks[2:]:
-        sink.wait(60.0)
-    assert [sink.text for sink in sinks[2:]] == ["late2", "late3"]
-    assert compiled == ["late0", "late2", "late3"]
-    assert [sink.num_finals for sink in sinks] == [1, 1, 1, 1]
-
-
 @pytest.mark.parametrize("policy", ["none", "fixed:4"])
 def test_a_grammar_that_leaves_no_token_fails_its_request_alone(
     server: Server, policy: str
@@ -323,26 +297,3 @@ def test_a_grammar_that_leaves_no_token_fails_its_request_alone(
         code, message = sink.error
         assert code is ErrorCode.INVALID_ARGUMENT
         assert message.startswith("guided_decoding_guide: allows no token at this place")
-
-
-def test_a_tokenizer_without_a_decoder_is_refused() -> None:
-    with pytest.raises(GrammarError, match="this model's tokenizer is not supported"):
-        GrammarCompiler(Tokenizer(WordLevel({"a": 0, "b": 1}, "a")), 2, (1,))
-
-
-def test_compiled_grammars_are_kept_and_bounded() -> None:
-    engine = build_engine(config_of(), PAIR)
-    vocab_size = engine.target.capabilities.vocab_size
-    compiler = GrammarCompiler(engine.tokenizer, vocab_size, engine.end_tokens)
-    for number in range(200):
-        compiler.start(GuideType.REGEX, f"a{{{number + 1}}}", 0)
-    assert len(compiler._compiled) == 64
-    first, second = (compiler.start(GuideType.CHOICE, '["ab", "cd"]', 1) for _ in range(2))
-    ends = engine.end_tokens
-    tokens = engine.tokenizer.encode("ab", add_special_tokens=False).ids
-    forbidden = first.forbidden([7, *tokens], (), ends)
-    assert forbidden is not None
-    assert (~forbidden).nonzero()[0].tolist() == sorted(ends)
-    other = second.forbidden([7], (), ends)
-    assert other is not None
-    assert (~other).sum() > len(ends), "the copies share their state"

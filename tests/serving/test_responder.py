@@ -15,7 +15,7 @@ from smartspec_py.core.types import FinishReason, PromptLogProbs, SpecMetrics, T
 from smartspec_py.serving.messages import Progress, Reply, ResponseState, Update
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
 from smartspec_py.serving.request import ErrorCode
-from smartspec_py.serving.responder import CANCEL_CHECK_S, REFUSAL_DELAY_S, Responder
+from smartspec_py.serving.responder import CANCEL_CHECK_S, REFUSAL_DELAY_S, Claim, Responder
 from smartspec_py.serving.text import TextStream
 from smartspec_testing.local import LocalSink
 
@@ -228,16 +228,26 @@ def test_what_is_queued_at_a_stop_is_sent_and_what_is_open_fails(desk: Desk) -> 
     assert [sink.num_finals for sink in (ended, begun, refused)] == [1, 1, 1]
 
 
-def test_a_refusal_at_a_deadline_can_be_withdrawn(desk: Desk) -> None:
-    sinks = [LocalSink() for _ in range(3)]
-    late = [desk.responder.refuse(sink, ErrorCode.UNAVAILABLE, "late", 5.0) for sink in sinks]
-    assert desk.responder.withdraw(late[0])
+def test_a_claim_is_taken_once(desk: Desk) -> None:
+    """By whoever answers first: another thread, the deadline, a disconnect, the stop."""
+    sinks = [LocalSink() for _ in range(4)]
+    claims = [
+        Claim(sink, due_s, "late") for sink, due_s in zip(sinks, (5.0, 5.0, 9.0, 9.0), strict=True)
+    ]
+    for claim in claims:
+        desk.responder.hold(claim)
+    assert claims[0].take()
     desk.turn(4.9)
-    assert [sink.num_finals for sink in sinks] == [0, 0, 0]
+    assert [sink.num_finals for sink in sinks] == [0, 0, 0, 0]
+    sinks[2].is_gone = True
     desk.turn(0.2)
-    assert [sink.num_finals for sink in sinks] == [0, 1, 1]
-    assert sinks[1].error == (ErrorCode.UNAVAILABLE, "late")
-    assert [desk.responder.withdraw(one) for one in late] == [True, False, False]
+    assert desk.responder.num_open == 1
+    desk.responder.start()
+    desk.responder.stop(WAIT_S)
+    assert [sink.num_finals for sink in sinks] == [0, 1, 1, 1]
+    reasons = ["late", "the client has disconnected", "the server is shutting down"]
+    assert [sink.error for sink in sinks[1:]] == [(ErrorCode.UNAVAILABLE, r) for r in reasons]
+    assert [claim.take() for claim in claims] == [False] * 4
 
 
 def test_a_refusal_is_delayed(desk: Desk) -> None:

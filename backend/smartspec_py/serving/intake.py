@@ -6,25 +6,21 @@ the limits, sets defaults, and rejects parameters that the engine does not suppo
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from smartspec_py.api.inputs import FIELDS, GenerateParams
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, GuideType, SamplingParams
-from smartspec_py.defaults import GRAMMAR
+from smartspec_py.defaults import GRAMMAR, GUIDE_FIELD
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.grammar import GrammarCompiler, GrammarError, GrammarState
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import Reply, ResponseState, Sink
-from smartspec_py.serving.request import FieldError, InvalidField, Request
+from smartspec_py.serving.request import InvalidField, Request
 from smartspec_py.serving.text import TextStream, special_tokens
 
 if TYPE_CHECKING:
@@ -85,7 +81,8 @@ class Intake:
     def receive(
         self, params: GenerateParams, sink: Sink, arrival_s: float | None = None
     ) -> tuple[Request, ResponseState]:
-        """Check the parameters and create the request, for the loop and for the responder.
+        """Check the parameters and create the request, for the loop and for the responder. It has
+        no grammar yet.
 
         arrival_s: by `clock`; None is now. Raises RequestError, which names the field, the value
         and the range.
@@ -94,8 +91,8 @@ class Intake:
         self._check_supported(params)
         prompt = self._prompt(params)
         self._check_limits(params, prompt)
-        grammar = self._grammar(params, len(prompt))
-        sampling = replace(self._sampling(params), is_guided=grammar is not None)
+        self._check_guide(params)
+        sampling = self._sampling(params)
         proposers, no_speculation = self._usable_proposers(params, sampling)
         request = Request(
             sequence=next(self._ids),
@@ -105,7 +102,6 @@ class Intake:
             sampling=sampling,
             policy=params.policy or self._policy,
             max_draft_len=self._max_draft_len(params, proposers),
-            grammar=grammar,
             adapter=params.adapter or "",
             proposers=proposers,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
@@ -211,15 +207,15 @@ class Intake:
             log_probs=params.return_log_probs or params.num_token_log_probs is not None,
             num_top_log_probs=params.num_token_log_probs or 0,
             prompt_log_probs=params.prompt_log_probs,
+            is_guided=params.guide_type is not None,
         )
 
-    def _grammar(self, params: GenerateParams, num_prompt: int) -> GrammarState | None:
-        """Compiling takes about a millisecond, and up to a second for an extreme grammar."""
-        field, kind = "guided_decoding_guide", params.guide_type
+    def _check_guide(self, params: GenerateParams) -> None:
+        field, kind = GUIDE_FIELD, params.guide_type
         if kind is None:
             if params.guide:
                 raise InvalidField(field, params.guide, f"left out without {field}_type")
-            return None
+            return
         if bool(params.guide) == (kind is GuideType.JSON):
             allowed = "left out" if params.guide else "given"
             raise InvalidField(field, params.guide, f"{allowed} if {field}_type is {kind}")
@@ -228,24 +224,6 @@ class Intake:
         if not self._end_tokens(params):
             name, value = ("ignore_eos", True) if params.ignore_eos else ("end_id", params.end_id)
             raise InvalidField(name, value, f"left out with {field}, which says where texts end")
-        try:
-            return self._grammars.start(kind, params.guide, num_prompt)
-        except GrammarError as error:
-            # Without the value, which another program may have written for the client.
-            raise FieldError(field, f"must be a grammar that works: {error}") from error
-
-    def prepare_grammars(self) -> None:
-        """Make the compiler. It holds Python's lock, for 0.3 s with 49,000 tokens and for more than
-        1.5 s with 152,000, which a launcher takes for a hang. So call it before the server is
-        ready. If the tokenizer does not work, requests with a grammar fail."""
-        with contextlib.suppress(Exception):
-            _ = self._grammars
-
-    @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        engine = self._engine
-        vocab_size = engine.target.capabilities.vocab_size
-        return GrammarCompiler(engine.tokenizer, vocab_size, engine.end_tokens)
 
     def _end_tokens(self, params: GenerateParams) -> tuple[int, ...]:
         """`end_id` replaces all end tokens of the model. `stop_token_ids`, and stop words that name

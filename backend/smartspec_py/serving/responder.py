@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import FinishReason, SequenceId
@@ -27,7 +27,7 @@ from smartspec_py.serving.messages import (
     Update,
 )
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
-from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.request import ErrorCode, Request, late_message
 from smartspec_py.serving.step import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,9 @@ HEALTHY = Reply(GenerateParams("", 1), finish_reason=FinishReason.STOP)
 """The answer to a health check."""
 
 
+LEFT = "the client has disconnected"
+
+
 @dataclass(slots=True, eq=False)
 class Refusal:
     """An error response that is sent at due_s."""
@@ -65,7 +68,34 @@ class Refusal:
     sink: Sink
     code: ErrorCode
     message: str
-    is_sent: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """The right to answer a request that the loop does not have yet. Whoever wants to answer it
+    takes the right first, so it gets exactly one answer.
+
+    due_s: when the responder refuses it with the message `late`; infinite without a deadline.
+    """
+
+    sink: Sink
+    due_s: float = math.inf
+    late: str = ""
+    is_taken: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, request: Request, sink: Sink) -> Claim:
+        if request.deadline_s is None:
+            return cls(sink)
+        late = late_message((request.deadline_s - request.arrival_s) * 1e3)
+        return cls(sink, request.deadline_s, late)
+
+    def take(self) -> bool:
+        """True for the first call."""
+        with self._lock:
+            was_taken, self.is_taken = self.is_taken, True
+        return not was_taken
 
 
 class Responder:
@@ -94,11 +124,12 @@ class Responder:
         self._on_step = on_step
         self._queue: queue.SimpleQueue[Sequence[_Message | None]] = queue.SimpleQueue()
         self._refusals: list[Refusal] = []
+        self._held: list[Claim] = []
         self._refusing = threading.Lock()
         self._open: dict[SequenceId, ResponseState] = {}
         self._failure: tuple[ErrorCode, str] | None = None
         self._next_check_s = 0.0
-        self._unchecked: list[SequenceId] = []
+        self._unchecked: list[SequenceId | Claim] = []
         self._thread = threading.Thread(target=self._run, name="smartspec-responder", daemon=True)
 
     def start(self) -> None:
@@ -117,30 +148,27 @@ class Responder:
     @property
     def num_open(self) -> int:
         """Requests whose last response was not sent yet. May be read by any thread."""
-        return len(self._open)
+        return len(self._open) + sum(not claim.is_taken for claim in self._held)
 
     def post(self, *messages: ResponseState | Update | StepRecord | LoopState) -> None:
         """A `ResponseState` comes before the updates of its sequence. Messages that are posted
         together wake the thread once."""
         self._queue.put(messages)
 
-    def refuse(
-        self, sink: Sink, code: ErrorCode, message: str, due_s: float = -math.inf
-    ) -> Refusal:
-        """Answer a request that is not served, at due_s, but at least REFUSAL_DELAY_S from now."""
-        due_s = max(due_s, self._clock() + REFUSAL_DELAY_S)
-        refusal = Refusal(due_s, sink, code, message)
+    def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
+        """Answer a request that is not served, REFUSAL_DELAY_S from now."""
         with self._refusing:
-            self._refusals.append(refusal)
+            due_s = self._clock() + REFUSAL_DELAY_S
+            self._refusals.append(Refusal(due_s, sink, code, message))
         self._queue.put([])  # wakes the thread
-        return refusal
 
-    def withdraw(self, refusal: Refusal) -> bool:
-        """Do not send this refusal. False if it was sent."""
+    def hold(self, claim: Claim) -> None:
+        """Refuse this request at its deadline, if its client disconnects, and when all requests are
+        failed, unless its claim is taken before."""
+        claim.due_s = max(claim.due_s, self._clock() + REFUSAL_DELAY_S)
         with self._refusing:
-            if refusal in self._refusals:
-                self._refusals.remove(refusal)
-            return not refusal.is_sent
+            self._held.append(claim)
+        self._queue.put([])  # wakes the thread
 
     def answer(self, sink: Sink, reply: Callable[[], Reply]) -> None:
         """Answer a request that the loop never had. reply: called in the responder's thread."""
@@ -196,6 +224,8 @@ class Responder:
     def _fail_open(self, code: ErrorCode, message: str) -> None:
         for response in list(self._open.values()):
             self._fail(response, code, message)
+        for claim in self._held:
+            self._refuse_held(claim, code, message)
 
     def _take(self) -> list[_Message | None]:
         """All queued messages. Waits for the first one, or until the next timed task is due."""
@@ -207,9 +237,10 @@ class Responder:
         return messages
 
     def _wait_s(self) -> float | None:
-        due_s = [self._next_check_s] if self._open else []
+        due_s = [self._next_check_s] if self._open or self._held else []
         with self._refusing:
             due_s += [refusal.due_s for refusal in self._refusals]
+            due_s += [claim.due_s for claim in self._held if claim.due_s < math.inf]
         if self._meter.due_s is not None:
             due_s.append(self._meter.due_s)
         return max(0.0, min(due_s) - self._clock()) if due_s else None
@@ -218,11 +249,20 @@ class Responder:
         with self._refusing:
             due = [refusal for refusal in self._refusals if refusal.due_s <= now_s]
             self._refusals = [refusal for refusal in self._refusals if refusal.due_s > now_s]
-            for refusal in due:
-                refusal.is_sent = True
+            self._held = [claim for claim in self._held if not claim.is_taken]
         for refusal in due:
-            self._meter.add_rejection(refusal.code)
-            _has_run(UNSENT, refusal.sink.fail, refusal.code, refusal.message)
+            self._reject(refusal.sink, refusal.code, refusal.message)
+        for claim in self._held:
+            if claim.due_s <= now_s:
+                self._refuse_held(claim, ErrorCode.UNAVAILABLE, claim.late)
+
+    def _refuse_held(self, claim: Claim, code: ErrorCode, message: str) -> None:
+        if claim.take():
+            self._reject(claim.sink, code, message)
+
+    def _reject(self, sink: Sink, code: ErrorCode, message: str) -> None:
+        self._meter.add_rejection(code)
+        _has_run(UNSENT, sink.fail, code, message)
 
     def _handle(self, updates: Iterable[Update]) -> None:
         """Process all updates first, then send.
@@ -291,9 +331,14 @@ class Responder:
         self._next_check_s = now + CANCEL_CHECK_S
         if self._open:
             _has_run("the watch failed", self._watch)
-        self._unchecked = self._unchecked or list(self._open)
+        self._unchecked = self._unchecked or [*self._open, *self._held]
         while self._unchecked and self._clock() < now + CHECK_BUDGET_S:
-            response = self._open.get(self._unchecked.pop())
+            unchecked = self._unchecked.pop()
+            if isinstance(unchecked, Claim):
+                if not unchecked.is_taken and _has_left(unchecked.sink):
+                    self._refuse_held(unchecked, ErrorCode.UNAVAILABLE, LEFT)
+                continue
+            response = self._open.get(unchecked)
             if response is not None and _has_left(response.sink):
                 self._cancel(response.sequence)
 

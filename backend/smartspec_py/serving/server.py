@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,18 +18,21 @@ from typing import Any
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import GRAMMAR, GUIDE_FIELDS
+from smartspec_py.engines.compiler import GrammarCompiler
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.proposers.grammar import GrammarProposer
+from smartspec_py.engines.trial import COMPILE_LIMITS, CompileLimits
 from smartspec_py.faults import sentence
+from smartspec_py.serving.compiling import Compiling
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.liveness import ProgressWatch
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import SHUTTING_DOWN, Reply, Sink
+from smartspec_py.serving.messages import SHUTTING_DOWN, Reply, ResponseState, Sink
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
-from smartspec_py.serving.request import ErrorCode, InvalidField, RequestError, late_message
-from smartspec_py.serving.responder import HEALTHY, Refusal, Responder
+from smartspec_py.serving.request import ErrorCode, InvalidField, Request, RequestError
+from smartspec_py.serving.responder import HEALTHY, Responder
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepLog
 
@@ -61,6 +63,7 @@ class Server:
         metrics: MetricSink = drop,
         on_failure: Callable[[str], None] = lambda reason: None,
         should_drain: Callable[[], bool] = lambda: False,
+        compile_limits: CompileLimits = COMPILE_LIMITS,
     ) -> None:
         """metrics: receives metric values. Called only from the responder's thread.
 
@@ -79,9 +82,6 @@ class Server:
         """Why the loop failed. None if it has not."""
 
         self._failing = threading.Lock()
-        self._compiling = ThreadPoolExecutor(1, "smartspec-grammar")
-        self._may_wait = threading.Semaphore(config.limits.max_queue)
-        """Of requests whose grammars are compiled."""
         proposers = dict(engine.proposers)
         unsupported = engine.target.capabilities.unsupported
         self._has_grammars = bool(engine.end_tokens) and not unsupported & GUIDE_FIELDS
@@ -96,6 +96,16 @@ class Server:
             metrics,
             watch=self._watch,
             on_step=self._note_step,
+        )
+        vocab_size = engine.target.capabilities.vocab_size
+        self._compiling = Compiling(
+            lambda: GrammarCompiler(
+                engine.tokenizer, vocab_size, engine.end_tokens, compile_limits
+            ),
+            self._enqueue,
+            self._responder,
+            config.limits.max_queue,
+            compile_limits,
         )
         budget = cache_budget(engine, config.limits)
         logger.info("%s", _describe(engine, budget.capacity))
@@ -130,7 +140,7 @@ class Server:
 
     def start(self) -> None:
         if self._has_grammars:
-            self.intake.prepare_grammars()
+            self._compiling.start()
         # Objects of engines and libraries stay alive. Without the freeze, a full garbage collection
         # scans them every few minutes, which delays a token by 0.3 s.
         gc.freeze()
@@ -140,7 +150,7 @@ class Server:
     def stop(self) -> None:
         """Fail unfinished requests, end the threads, close the engines."""
         self._inbox.close(SHUTTING_DOWN)
-        self._compiling.shutdown()  # what waits there is refused
+        self._compiling.stop()
         self._thread.join(STOP_S)
         self._responder.stop(STOP_S)
         gc.unfreeze()
@@ -187,59 +197,15 @@ class Server:
         if params.health_check:
             self._answer(sink, lambda: HEALTHY)
             return
-        if params.guide_type is None:
-            self._receive(params, sink)
-            return
-        # A grammar may take a second to compile, and other requests do not wait for it.
-        arrival_s = self.intake.clock()
-        if not self._may_wait.acquire(blocking=False):
-            message = "too many requests wait for their grammars: try again later"
-            raise RequestError(ErrorCode.UNAVAILABLE, message)
-        late = self._refusal_at_deadline(params, sink, arrival_s)
-        try:
-            self._compiling.submit(self._receive_or_refuse, params, sink, arrival_s, late=late)
-        except RuntimeError:
-            self._may_wait.release()
-            if late is None or self._responder.withdraw(late):
-                raise RequestError(ErrorCode.UNAVAILABLE, SHUTTING_DOWN) from None
-
-    def _refusal_at_deadline(
-        self, params: GenerateParams, sink: Sink, arrival_s: float
-    ) -> Refusal | None:
-        """What is sent if the deadline passes before the loop has the request."""
-        if params.deadline_ms is None:
-            return None
-        message, due_s = late_message(params.deadline_ms), arrival_s + params.deadline_ms / 1e3
-        return self._responder.refuse(sink, ErrorCode.UNAVAILABLE, message, due_s)
-
-    def _receive_or_refuse(
-        self, params: GenerateParams, sink: Sink, arrival_s: float, late: Refusal | None
-    ) -> None:
-        failure = None
-        try:
-            if late is None or not late.is_sent:
-                self._receive(params, sink, arrival_s, late)
-        except RequestError as error:
-            failure = error
-        except Exception as error:
-            logger.exception("a request was not accepted")
-            failure = RequestError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
-        finally:
-            self._may_wait.release()
-        if failure is not None and (late is None or self._responder.withdraw(late)):
-            self.refuse(sink, failure)
-
-    def _receive(
-        self,
-        params: GenerateParams,
-        sink: Sink,
-        arrival_s: float | None = None,
-        late: Refusal | None = None,
-    ) -> None:
         self._inbox.check_open()  # before tokenizing, so that a refusal costs little
-        request, response = self.intake.receive(params, sink, arrival_s)
-        if late is None or self._responder.withdraw(late):
-            self._inbox.put(request, lambda: self._responder.post(response))
+        request, response = self.intake.receive(params, sink)
+        if params.guide_type is None:
+            self._enqueue(request, response)
+        else:
+            self._compiling.put(request, response, params.guide_type, params.guide)
+
+    def _enqueue(self, request: Request, response: ResponseState) -> None:
+        self._inbox.put(request, lambda: self._responder.post(response))
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """Send the error of a failed `submit`, from the responder's thread."""
