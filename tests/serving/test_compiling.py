@@ -84,6 +84,10 @@ def choose(server: Server, *texts: str, **fields: Any) -> LocalSink:
     return ask(server, json.dumps(texts), GuideType.CHOICE, **fields)
 
 
+def engine_tokens(compiler: GrammarCompiler, text: str) -> list[int]:
+    return list(compiler._tokenizer.tokenize_str(text))
+
+
 def children(process: int) -> list[int]:
     path = Path(f"/proc/{process}/task/{process}/children")
     return [int(number) for number in path.read_text().split()]
@@ -121,6 +125,28 @@ def test_a_grammar_that_takes_much_memory_is_refused_with_the_limit(engine: Engi
     with pytest.raises(GrammarError, match="took more than 8 MiB of memory; use a simpler"):
         compiler.compile(GuideType.JSON_SCHEMA, ENDLESS)
     compiler.close()
+
+
+def test_limits_that_are_reached_at_the_first_tokens_are_found(compiler: GrammarCompiler) -> None:
+    """An object of 1,800 optional properties has too many items in the row behind its brace."""
+    properties = {f"name{n}": {"type": "integer"} for n in range(1800)}
+    for depth in range(3):
+        schema: dict[str, Any] = {"type": "object", "properties": properties}
+        for _ in range(depth):
+            members = {"text": {"type": "string"}, "value": schema}
+            schema = {"type": "object", "properties": members, "required": list(members)}
+        with pytest.raises(GrammarError, match=r"Current row has \d+ items; max is 5000"):
+            compiler.compile(GuideType.JSON_SCHEMA, json.dumps(schema))
+
+
+def test_many_texts_work(compiler: GrammarCompiler) -> None:
+    """Once, each text of a choice took an item of each row."""
+    texts = [f"{n} is the number of a text of sixty characters, or about that" for n in range(5500)]
+    state = compiler.compile(GuideType.CHOICE, json.dumps(texts)).start(0)
+    tokens = engine_tokens(compiler, texts[5432])
+    assert state.num_allowed((), tokens) == len(tokens)
+    assert state.forbidden(tokens, (), (0,)) is not None
+    assert not state.error
 
 
 # Answers

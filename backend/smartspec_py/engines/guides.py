@@ -11,6 +11,7 @@ import re
 from decimal import Decimal
 from typing import Any, assert_never
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
@@ -32,6 +33,10 @@ LIMITS = LLParserLimits(
 )
 """Lower than the library's, because a client chooses the grammar: a mask takes at most about 20 ms,
 and a state 40 MB. Ordinary schemas need at most 4 ms."""
+
+LOOK_AHEAD = 16
+"""Tokens or forced runs of a text that are tried after compiling. Some limits are reached only
+there: a row of an object's properties is counted when its first token is read."""
 
 NO_ROLLBACK = re.compile(r"(?m)^\s*\w+\s*\[[^\]\n]*\b(max_tokens|stop)\s*=")
 """Attributes of Lark rules after which the library cannot take tokens back."""
@@ -68,7 +73,10 @@ def grammar_text(kind: GuideType, guide: str) -> str:
         texts = json.loads(guide)
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
             raise GrammarError("a JSON list of texts, at least one, is needed")
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(lark_text, texts))}")
+        # One terminal: as alternatives of a rule, each text takes an item of each row.
+        return LLMatcher.grammar_from_lark(
+            f"start: TEXT\nTEXT: {' | '.join(map(lark_text, texts))}"
+        )
     if kind not in (GuideType.JSON, GuideType.JSON_SCHEMA):
         assert_never(kind)
     schema = ANY_JSON if kind is GuideType.JSON else guide
@@ -83,6 +91,29 @@ def compiled(tokenizer: LLTokenizer, text: str) -> LLMatcher:
         matcher.compute_bitmask()  # finds grammars without any text, or that are too large
     _check(matcher)
     return matcher
+
+
+def look_ahead(matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+    """Follow a text for some tokens. Raises GrammarError if a limit is reached there."""
+    quotes = tokenizer.tokenize_str('"')
+    for _ in range(LOOK_AHEAD):
+        if matcher.is_stopped():
+            break
+        tokens = matcher.compute_ff_tokens() or _next(matcher, tokenizer, quotes)
+        if not tokens:
+            break
+        matcher.consume_tokens(tokens)
+    _check(matcher)
+
+
+def _next(matcher: LLMatcher, tokenizer: LLTokenizer, wanted: list[int]) -> list[int]:
+    """A token that may follow: one of these if possible. Empty if the text must end."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    may_follow = np.unpackbits(bits, bitorder="little")
+    may_follow[tokenizer.eos_tokens] = 0
+    found = [token for token in wanted if may_follow[token]]
+    token = found[0] if found else int(may_follow.argmax())
+    return [token] if may_follow[token] else []
 
 
 def _check(matcher: LLMatcher) -> None:

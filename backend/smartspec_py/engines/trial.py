@@ -32,7 +32,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.guides import GrammarError, compiled, grammar_text, short
+from smartspec_py.engines.guides import GrammarError, compiled, grammar_text, look_ahead, short
 
 POLL_S = 0.05
 """Time between checks whether anyone still waits for a grammar."""
@@ -276,7 +276,7 @@ def _try(tokenizer: LLTokenizer, connection_file: int, asked_file: int) -> None:
 def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], result: dict[str, Any]) -> None:
     try:
         text = grammar_text(GuideType(asked["kind"]), asked["guide"])
-        compiled(tokenizer, text)
+        look_ahead(compiled(tokenizer, text), tokenizer)
     except MemoryError:
         result |= _refusal(f"compiling took more than {asked['most_bytes'] >> 20} MiB of memory")
     except BaseException as error:  # the library's parsers raise plain exceptions, and may panic

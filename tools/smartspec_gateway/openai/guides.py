@@ -35,7 +35,7 @@ def _answer(kind: str, guide: str, field: str) -> str:
             raise ApiError(400, f"{field}: must be a JSON object", field)
         return f"answer: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
     if kind == "choice":
-        return f"answer: {' | '.join(map(lark_text, _parsed(guide, field)))}"
+        return f"answer: TEXT\nTEXT: {' | '.join(map(lark_text, _parsed(guide, field)))}"
     if kind == "regex":
         escaped = ESCAPED_OR_SLASH.sub(lambda one: "\\/" if one[0] == "/" else one[0], guide)
         return f"answer: /{escaped}/"
