@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from smartspec_py.core.types import GuideType
@@ -34,13 +34,14 @@ class CompiledGrammar:
     """A compiled grammar. num_bytes: memory that it takes."""
 
     matcher: LLMatcher
+    tokenizer: LLTokenizer
     end_tokens: tuple[int, ...]
     num_bytes: int
 
     def start(self, num_prompt: int) -> GrammarState:
         """The state of a new request, whose first tokens are the prompt."""
         copy = self.matcher.deep_copy()
-        return GrammarState(copy, self.end_tokens, num_prompt)
+        return GrammarState(copy, self.tokenizer, self.end_tokens, num_prompt)
 
 
 class GrammarCompiler:
@@ -98,7 +99,7 @@ class GrammarCompiler:
             if is_final and not isinstance(error, CrashError):  # it may have been killed
                 self._keep(kind, guide, str(error))
             raise
-        grammar = CompiledGrammar(matcher, self._end_tokens, passed.num_bytes)
+        grammar = CompiledGrammar(matcher, self._tokenizer, self._end_tokens, passed.num_bytes)
         self._keep(kind, guide, grammar)
         return grammar
 

@@ -14,21 +14,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from smartspec_py.engines.guides import reason
+
+FORCED_BYTES = 128
+"""Most bytes of a forced text that are tokenized at a time, at half a microsecond per byte. The
+library would tokenize all of it again for each mask."""
 
 
 class GrammarState:
     """Follows one text. Callers pass all tokens of the sequence, prompt included. In later calls
     they may only have grown."""
 
-    def __init__(self, matcher: LLMatcher, end_tokens: Sequence[int], num_prompt: int) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokenizer: LLTokenizer,
+        end_tokens: Sequence[int],
+        num_prompt: int,
+    ) -> None:
         """end_tokens: of the model. num_prompt: leading tokens that the grammar does not cover."""
         self._matcher = matcher
+        self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._num_read = num_prompt
+        self._last: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
         self._forced: tuple[int, ...] | None = None
 
@@ -59,7 +71,8 @@ class GrammarState:
         """The tokens of the text that must follow, if there is only one."""
         self._read(tokens)
         if self._forced is None:
-            self._forced = tuple(self._matcher.compute_ff_tokens())
+            run = self._long_run(self._last)
+            self._forced = tuple(run or self._matcher.compute_ff_tokens())
         return self._forced
 
     def _read(self, tokens: Sequence[int]) -> None:
@@ -67,6 +80,7 @@ class GrammarState:
         if new:
             self._matcher.consume_tokens(list(new))
             self._num_read = len(tokens)
+            self._last = (new[-1],)
             self._masks.clear()
             self._forced = None
 
@@ -75,11 +89,30 @@ class GrammarState:
         num_read = matcher.try_consume_tokens(list(drafts)) if drafts else 0
         mask = None
         if num_read == len(drafts):
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            mask = np.unpackbits(~bits, bitorder="little").view(np.bool_)
+            mask = self._excluded(drafts[-1:] or self._last)
             may_not_end = bool(mask[self._end_tokens].all())
             mask[self._end_tokens] = True
             mask[list(end_tokens)] = may_not_end
         if num_read:
             matcher.rollback(num_read)
         return None if matcher.is_error() else mask
+
+    def _excluded(self, last: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Which tokens the grammar excludes at the matcher's position. last: see `_long_run`."""
+        if run := self._long_run(last):
+            mask = np.ones(self._tokenizer.vocab_size, np.bool_)
+            mask[run[0]] = False
+            return mask
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return np.unpackbits(~bits, bitorder="little").view(np.bool_)
+
+    def _long_run(self, last: tuple[int, ...]) -> list[int]:
+        """The first tokens of a long forced text; empty if the forced text is not long. As in the
+        library's masks, a forced text has the tokens that the tokenizer gives it.
+
+        last: the token before, which may change how the text is tokenized; empty if there is none.
+        """
+        forced = self._matcher.compute_ff_bytes()
+        if len(forced) <= FORCED_BYTES:
+            return []
+        return self._tokenizer.tokenize_partial(forced[:FORCED_BYTES], list(last))[0]
