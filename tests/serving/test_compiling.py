@@ -25,7 +25,7 @@ from smartspec_py.core.types import FinishReason, GuideType
 from smartspec_py.engines.compiler import CompiledGrammar, GrammarCompiler
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.guides import GrammarError
-from smartspec_py.engines.trial import CompileLimits, TooSlowError
+from smartspec_py.engines.trial import CompileLimits, CrashError, TooSlowError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
@@ -125,6 +125,24 @@ def test_a_grammar_that_takes_much_memory_is_refused_with_the_limit(engine: Engi
     with pytest.raises(GrammarError, match="took more than 8 MiB of memory; use a simpler"):
         compiler.compile(GuideType.JSON_SCHEMA, ENDLESS)
     compiler.close()
+
+
+CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(5000)) + 'a5000: "x"'
+REFERENCES = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}]} for n in range(5000)}
+CHAINED = {"$defs": REFERENCES | {"a5000": {"type": "null"}}, "$ref": "#/$defs/a0"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide"),
+    [(GuideType.EBNF_GRAMMAR, CHAIN), (GuideType.JSON_SCHEMA, json.dumps(CHAINED))],
+    ids=["rules", "references"],
+)
+def test_a_grammar_that_overflows_the_stack_ends_its_own_process(
+    compiler: GrammarCompiler, kind: GuideType, guide: str
+) -> None:
+    """In the server it ended all requests."""
+    with pytest.raises(CrashError, match="its compiler crashed: it may nest too deeply"):
+        compiler.compile(kind, guide)
 
 
 def test_limits_that_are_reached_at_the_first_tokens_are_found(compiler: GrammarCompiler) -> None:
@@ -323,7 +341,9 @@ def test_a_trial_that_is_killed_fails_its_request_alone(engine: Engine) -> None:
             sink.wait(WAIT_S)
             assert sink.error is not None
             assert sink.error[0] is ErrorCode.INVALID_ARGUMENT
-            assert "the process that compiled it ended; it may need too much" in sink.error[1]
+            assert (
+                "its compiler crashed: it may nest too deeply, or need much memory" in sink.error[1]
+            )
         works = choose(server, "yes", "no")
         works.wait(WAIT_S)
         assert works.finish_reason is FinishReason.STOP

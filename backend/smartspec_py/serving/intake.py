@@ -71,23 +71,20 @@ class Intake:
         self._proposers = [
             name for name in engine.proposers if proposer in ("auto", name) or name == GRAMMAR
         ]
-        self.clock = clock
+        self._clock = clock
         self._ids = itertools.count(1)
         budget, longest = cache_budget(engine, limits), _context_len(engine, limits)
         in_cache = budget.capacity // budget.target_bytes if budget.target_bytes else longest
         self.max_context_len = min(longest, in_cache)
         """Most prompt and generated tokens of one request, limited by row length and the cache."""
 
-    def receive(
-        self, params: GenerateParams, sink: Sink, arrival_s: float | None = None
-    ) -> tuple[Request, ResponseState]:
+    def receive(self, params: GenerateParams, sink: Sink) -> tuple[Request, ResponseState]:
         """Check the parameters and create the request, for the loop and for the responder. It has
         no grammar yet.
 
-        arrival_s: by `clock`; None is now. Raises RequestError, which names the field, the value
-        and the range.
+        Raises RequestError, which names the field, the value and the range.
         """
-        arrival_s = self.clock() if arrival_s is None else arrival_s
+        arrival_s = self._clock()
         self._check_supported(params)
         prompt = self._prompt(params)
         self._check_limits(params, prompt)

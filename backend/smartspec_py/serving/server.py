@@ -1,7 +1,8 @@
 """The server without a network interface: checks requests, runs them, and answers through sinks.
 
 The Triton model, the tests and the offline commands all use this class. It uses three threads: the
-caller of `submit` (checks and enqueues), the loop, and the responder.
+caller of `submit` (checks and enqueues), the loop, and the responder. Requests with a grammar pass
+`Compiling` before the queue.
 """
 
 from __future__ import annotations
