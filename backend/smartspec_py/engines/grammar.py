@@ -71,7 +71,7 @@ class GrammarState:
         """The tokens of the text that must follow, if there is only one."""
         self._read(tokens)
         if self._forced is None:
-            run = self._long_run(self._last)
+            run = self._long_run(())
             self._forced = tuple(run or self._matcher.compute_ff_tokens())
         return self._forced
 
@@ -85,34 +85,54 @@ class GrammarState:
             self._forced = None
 
     def _mask(self, drafts: tuple[int, ...], end_tokens: Sequence[int]) -> NDArray[np.bool_] | None:
+        mask = self._excluded(drafts)
+        if mask is not None:
+            may_not_end = bool(mask[self._end_tokens].all())
+            mask[self._end_tokens] = True
+            mask[list(end_tokens)] = may_not_end
+        return None if self._matcher.is_error() else mask
+
+    def _excluded(self, drafts: tuple[int, ...]) -> NDArray[np.bool_] | None:
+        """Which tokens the grammar excludes behind these drafts. None if it excludes the drafts."""
+        if run := self._long_run(drafts):
+            return self._all_but(run[0])
         matcher = self._matcher
         num_read = matcher.try_consume_tokens(list(drafts)) if drafts else 0
         mask = None
         if num_read == len(drafts):
-            mask = self._excluded(drafts[-1:] or self._last)
-            may_not_end = bool(mask[self._end_tokens].all())
-            mask[self._end_tokens] = True
-            mask[list(end_tokens)] = may_not_end
+            run = self._first_tokens(matcher.compute_ff_bytes(), drafts[-1:] or self._last)
+            mask = self._all_but(run[0]) if run else self._library_mask()
         if num_read:
             matcher.rollback(num_read)
-        return None if matcher.is_error() else mask
+        return mask
 
-    def _excluded(self, last: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Which tokens the grammar excludes at the matcher's position. last: see `_long_run`."""
-        if run := self._long_run(last):
-            mask = np.ones(self._tokenizer.vocab_size, np.bool_)
-            mask[run[0]] = False
-            return mask
+    def _library_mask(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(~bits, bitorder="little").view(np.bool_)
 
-    def _long_run(self, last: tuple[int, ...]) -> list[int]:
-        """The first tokens of a long forced text; empty if the forced text is not long. As in the
-        library's masks, a forced text has the tokens that the tokenizer gives it.
+    def _all_but(self, token: int) -> NDArray[np.bool_]:
+        mask = np.ones(self._tokenizer.vocab_size, np.bool_)
+        mask[token] = False
+        return mask
+
+    def _long_run(self, drafts: tuple[int, ...]) -> list[int]:
+        """The tokens that follow these drafts in a long forced text; empty if there is none.
+
+        The drafts are not given to the matcher: after a rollback, it would compute the forced text
+        again.
+        """
+        forced = self._matcher.compute_ff_bytes()
+        if drafts and len(forced) > FORCED_BYTES:
+            drafted = self._tokenizer.decode_bytes(list(drafts))
+            forced = forced[len(drafted) :] if forced.startswith(drafted) else b""
+        return self._first_tokens(forced, drafts[-1:] or self._last)
+
+    def _first_tokens(self, forced: bytes, last: tuple[int, ...]) -> list[int]:
+        """The first tokens of a forced text if it is long. As in the library's masks, they are
+        those that the tokenizer gives it.
 
         last: the token before, which may change how the text is tokenized; empty if there is none.
         """
-        forced = self._matcher.compute_ff_bytes()
         if len(forced) <= FORCED_BYTES:
             return []
         return self._tokenizer.tokenize_partial(forced[:FORCED_BYTES], list(last))[0]
