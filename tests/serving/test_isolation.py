@@ -17,6 +17,7 @@ from smartspec_py.core.types import GuideType
 from smartspec_py.engines import host_time
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.decoding import shaping
+from smartspec_py.engines.grammar import GrammarState
 from smartspec_py.engines.local import target as target_module
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
@@ -267,6 +268,29 @@ def test_a_fault_in_the_pass_ends_all_at_once(
     assert server.failure is not None
     assert [sink.num_finals for sink in found] == [1] * 3
     assert all(sink.error and sink.error[1].endswith(f"{kind.__name__}: a fault") for sink in found)
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+@pytest.mark.parametrize("name", ["_read", "_excluded", "_forced_tokens", "_long_run"])
+def test_a_fault_of_a_grammar(
+    name: str,
+    kind: type[BaseException],
+    server: Server,
+    expected: list[LocalSink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fourth request has a grammar. It fails with the name of its field."""
+
+    def fails(*_: Any) -> None:
+        raise kind("a fault")
+
+    monkeypatch.setattr(GrammarState, name, fails)
+    *others, guided = generate(server, REQUESTS, 60.0)
+    assert server.failure is None
+    assert [sink.num_finals for sink in (*others, guided)] == [1] * 4
+    assert [sink.tokens for sink in others] == [sink.tokens for sink in expected[:3]]
+    assert guided.error is not None
+    assert guided.error[1].startswith("guided_decoding_guide: cannot be followed further: ")
 
 
 @pytest.mark.parametrize("num_requests", [1, 2])

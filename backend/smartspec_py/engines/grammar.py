@@ -5,19 +5,29 @@ draft model exclude all others before they apply anything else to the logits, so
 same with and without drafts, and drafts never leave the grammar.
 
 Each request has one `GrammarState`, which follows its text. All its users run in the loop's thread.
-An error of the library, such as a limit that is reached, is final for the state: `error` says why,
-and the target then fails this sequence alone.
+An error of the library, such as a limit that is reached or a panic, is final for the state: `error`
+says why, and the target then fails this sequence alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from smartspec_py.engines.guides import reason
+from smartspec_py.engines.host_time import Cause, HostTime
+from smartspec_py.faults import ENDS, sentence
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NO_TOKENS: tuple[int, ...] = ()
 
 FORCED_BYTES = 128
 """Most bytes of a forced text that are tokenized at a time, at half a microsecond per byte. The
@@ -43,11 +53,16 @@ class GrammarState:
         self._last: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
         self._forced: tuple[int, ...] | None = None
+        self._fault = ""
+        self.host_time = HostTime()
+        """Where the time of the library's calls is counted."""
 
     @property
     def error(self) -> str:
         """Why the state cannot be used any more; empty if it can."""
-        return reason(self._matcher) if self._matcher.is_error() else ""
+        if self._fault or not self._matcher.is_error():
+            return self._fault
+        return reason(self._matcher)
 
     def forbidden(
         self, tokens: Sequence[int], drafts: tuple[int, ...], end_tokens: Sequence[int]
@@ -57,23 +72,37 @@ class GrammarState:
 
         end_tokens: of the request. They are allowed where the text may end, and nowhere else.
         """
-        self._read(tokens)
+        self._called(None, self._read, tokens)
         if drafts not in self._masks:
-            self._masks[drafts] = self._mask(drafts, end_tokens)
+            self._masks[drafts] = self._called(None, self._mask, drafts, end_tokens)
         return self._masks[drafts]
 
     def num_allowed(self, tokens: Sequence[int], drafts: Sequence[int]) -> int:
         """Number of leading drafts that may follow the tokens."""
-        self._read(tokens)
-        return self._matcher.validate_tokens(list(drafts))
+        self._called(None, self._read, tokens)
+        return self._called(0, self._matcher.validate_tokens, list(drafts))
 
     def forced(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """The tokens of the text that must follow, if there is only one."""
-        self._read(tokens)
+        self._called(None, self._read, tokens)
         if self._forced is None:
-            run = self._long_run(())
-            self._forced = tuple(run or self._matcher.compute_ff_tokens())
+            self._forced = self._called(NO_TOKENS, self._forced_tokens)
         return self._forced
+
+    def _called(self, otherwise: T, call: Callable[..., T], *arguments: Any) -> T:
+        """The result of a call that uses the library; `otherwise` after one has raised."""
+        if not self._fault:
+            try:
+                return self.host_time.of(Cause.GRAMMAR, call, *arguments)
+            except ENDS:
+                raise
+            except BaseException as error:
+                logger.exception("a grammar cannot be followed")
+                self._fault = sentence(error)
+        return otherwise
+
+    def _forced_tokens(self) -> tuple[int, ...]:
+        return tuple(self._long_run(()) or self._matcher.compute_ff_tokens())
 
     def _read(self, tokens: Sequence[int]) -> None:
         new = tokens[self._num_read :]

@@ -86,8 +86,8 @@ class Compiling:
 
     def start(self) -> None:
         """Make the compiler and start the threads. It holds Python's lock, for 0.3 s with 49,000
-        tokens and for more than 1.5 s with 152,000, which a launcher takes for a hang. So call it
-        before the server is ready. If the tokenizer does not work, requests with a grammar fail."""
+        tokens and for more than 1.5 s with 152,000, and all streams would wait. So call it before
+        the server is ready. If the tokenizer does not work, requests with a grammar fail."""
         try:
             self._compiler = self._new_compiler()
         except Exception as error:
@@ -121,7 +121,7 @@ class Compiling:
         except GrammarError as error:
             raise _refusal(error) from None
         if grammar is not None:
-            request.grammar = grammar.start(request.num_prompt)
+            _begin(request, grammar)
             self._enqueue(request, response)
             return
         claim = Claim.of(request, response.sink)
@@ -214,11 +214,17 @@ class Compiling:
         if not isinstance(outcome, CompiledGrammar):
             return _refusal(outcome)
         try:
-            one.request.grammar = outcome.start(one.request.num_prompt)
+            _begin(one.request, outcome)
             self._enqueue(one.request, one.response)
         except BaseException as error:
             return _refusal(error)
         return None
+
+
+def _begin(request: Request, grammar: CompiledGrammar) -> None:
+    state = grammar.start(request.num_prompt)
+    state.host_time = request.host_time
+    request.grammar = state
 
 
 def _refusal(error: BaseException) -> RequestError:
