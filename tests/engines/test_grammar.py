@@ -15,12 +15,14 @@ from tokenizers import Tokenizer
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.grammar import FORCED_BYTES, GrammarState
 from smartspec_py.engines.guides import compiled, grammar_text
+from smartspec_py.engines.token_names import AddedTokens
 from smartspec_py.engines.trial import new_tokenizer
 
 FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FILE))
 END = 0
-LIBRARY = new_tokenizer(TOKENIZER.to_str(), TOKENIZER.get_vocab_size(), [END])
+ADDED = AddedTokens(TOKENIZER.to_str())
+LIBRARY = new_tokenizer(ADDED, TOKENIZER.get_vocab_size(), [END])
 LONG = "The price of 1,234 green apples is, as in 1999, 55.70 euros.  " * 20
 """Without characters that JSON may escape, which would not be forced."""
 
@@ -75,7 +77,7 @@ def test_long_forced_texts_are_tokenized_in_parts(
 ) -> None:
     """A text is followed to its end. All masks and looks at forced tokens, also behind drafts,
     tokenize a small part, and the forced token is the only one that is allowed."""
-    matcher = compiled(LIBRARY, grammar_text(kind, guide))
+    matcher = compiled(LIBRARY, grammar_text(kind, guide, ADDED))
     sizes: list[int] = []
     spies = Spy(matcher, sizes), Spy(LIBRARY, sizes)
     state = GrammarState(*spies, [END], 0)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.grammar import GrammarState
 from smartspec_py.engines.guides import GrammarError, compiled
+from smartspec_py.engines.token_names import AddedTokens
 from smartspec_py.engines.trial import (
     COMPILE_LIMITS,
     CompileLimits,
@@ -57,7 +58,7 @@ class GrammarCompiler:
         """vocab_size: width of the logits. end_tokens: the model's own, at least one. Raises
         GrammarError for a tokenizer that the library does not know."""
         try:
-            self._tokenizer = new_tokenizer(tokenizer.to_str(), vocab_size, end_tokens)
+            self._tokenizer = new_tokenizer(AddedTokens(tokenizer.to_str()), vocab_size, end_tokens)
         except ValueError as error:
             raise GrammarError(f"this model's tokenizer is not supported: {error}") from error
         self._end_tokens = tuple(end_tokens)

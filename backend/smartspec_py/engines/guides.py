@@ -17,6 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from smartspec_py.core.types import GuideType
 from smartspec_py.defaults import JSON_STYLE, lark_text
+from smartspec_py.engines.token_names import LARK_JSON, AddedTokens
 
 MAX_REASON = 300
 """Characters of an error. The library quotes whole lines of a grammar, and a status over gRPC has a
@@ -46,9 +47,6 @@ MAX_MULTIPLE = 10_000
 library makes a state for each remainder, and its limits do not count them: a value of 123456789
 took minutes and 9 GB."""
 
-LARK_JSON = re.compile(r"%json\s*")
-"""What is before a JSON schema in a Lark grammar."""
-
 ANY_JSON = '{"type": ["object", "array"]}'
 
 
@@ -56,8 +54,9 @@ class GrammarError(ValueError):
     """The grammar cannot be used. The message says why."""
 
 
-def grammar_text(kind: GuideType, guide: str) -> str:
-    """The grammar in llguidance's own format. Raises GrammarError, and plain exceptions."""
+def grammar_text(kind: GuideType, guide: str, added: AddedTokens) -> str:
+    """The grammar in llguidance's own format. added: of the tokenizer. Raises GrammarError, and
+    plain exceptions."""
     if kind is GuideType.REGEX:
         return LLMatcher.grammar_from_regex(guide)
     if kind is GuideType.EBNF_GRAMMAR:
@@ -65,7 +64,7 @@ def grammar_text(kind: GuideType, guide: str) -> str:
         guide = "\n".join(line for line in guide.splitlines() if line.strip())
         if match := NO_ROLLBACK.search(guide):
             raise GrammarError(f"rules with {match[1]} are not supported")
-        lark = any_to_lark(guide)
+        lark = added.in_lark(any_to_lark(guide))
         for match in LARK_JSON.finditer(lark):
             _check_multiples(lark, match.end())
         return LLMatcher.grammar_from_lark(lark)

@@ -33,6 +33,7 @@ from tokenizers import Tokenizer
 
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.guides import GrammarError, compiled, grammar_text, look_ahead, short
+from smartspec_py.engines.token_names import AddedTokens
 
 POLL_S = 0.05
 """Time between checks whether anyone still waits for a grammar."""
@@ -108,10 +109,10 @@ class Passed:
     num_bytes: int
 
 
-def new_tokenizer(text: str, vocab_size: int, end_tokens: Sequence[int]) -> LLTokenizer:
-    """text: the file tokenizer.json. Raises ValueError for a tokenizer that the library does not
-    know."""
+def new_tokenizer(added: AddedTokens, vocab_size: int, end_tokens: Sequence[int]) -> LLTokenizer:
+    """Raises ValueError for a tokenizer that the library does not know."""
     slices = LLTokenizer.json_slices()
+    text = added.hidden_json
     return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(end_tokens), slices=slices)
 
 
@@ -238,19 +239,20 @@ def serve(setup: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)  # of SIGCHLD: no zombies
     os.nice(NICE)
     control = socket.socket(fileno=setup["control"])
-    tokenizer = new_tokenizer(setup["tokenizer"], setup["vocab_size"], setup["end_tokens"])
+    added = AddedTokens(setup["tokenizer"])
+    tokenizer = new_tokenizer(added, setup["vocab_size"], setup["end_tokens"])
     while True:
         _, files, _, _ = socket.recv_fds(control, 1, 2)
         if not files:
             return
         with contextlib.suppress(OSError):  # without a process, the connection closes
             if os.fork() == 0:
-                _try(tokenizer, *files)
+                _try(tokenizer, added, *files)
         for file in files:
             os.close(file)
 
 
-def _try(tokenizer: LLTokenizer, connection_file: int, asked_file: int) -> None:
+def _try(tokenizer: LLTokenizer, added: AddedTokens, connection_file: int, asked_file: int) -> None:
     """Send a result, or why there is none, and end this process."""
     try:
         connection = socket.socket(fileno=connection_file)
@@ -260,7 +262,9 @@ def _try(tokenizer: LLTokenizer, connection_file: int, asked_file: int) -> None:
         _limit(asked)
         threading.stack_size(STACK_BYTES)
         result: dict[str, Any] = {}
-        work = threading.Thread(target=_compile, args=(tokenizer, asked, result), daemon=True)
+        work = threading.Thread(
+            target=_compile, args=(tokenizer, added, asked, result), daemon=True
+        )
         work.start()
         excess: dict[str, Any] = {}
         while work.is_alive() and not excess:
@@ -274,9 +278,11 @@ def _try(tokenizer: LLTokenizer, connection_file: int, asked_file: int) -> None:
         os._exit(0)
 
 
-def _compile(tokenizer: LLTokenizer, asked: dict[str, Any], result: dict[str, Any]) -> None:
+def _compile(
+    tokenizer: LLTokenizer, added: AddedTokens, asked: dict[str, Any], result: dict[str, Any]
+) -> None:
     try:
-        text = grammar_text(GuideType(asked["kind"]), asked["guide"])
+        text = grammar_text(GuideType(asked["kind"]), asked["guide"], added)
         look_ahead(compiled(tokenizer, text), tokenizer)
     except MemoryError:
         result |= _refusal(f"compiling took more than {asked['most_bytes'] >> 20} MiB of memory")
