@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stand_in import EMPTY, Break, Document, StandIn, running_gateway, text
@@ -456,6 +459,79 @@ def test_it_ends_with_its_launcher() -> None:
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(WAIT_S) == 0
+
+
+@contextmanager
+def own_process(triton: StandIn, openai: OpenAi | None = None) -> Iterator[Any]:
+    """A gateway as a process, and its address. Its standard input must be closed by the test."""
+    address = replace(
+        free_address(),
+        triton_grpc_port=triton.grpc_port,
+        triton_http_port=triton.http_port,
+        triton_metrics_port=triton.http_port,
+    )
+    given = command(openai, address)
+    with subprocess.Popen(given, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"context_len": 512}\n')
+        process.stdin.flush()
+        deadline = time.monotonic() + WAIT_S
+        while not responds(f"{address.http_url}/v2/health/live") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        try:
+            yield process, address
+        finally:
+            process.kill()
+
+
+def test_signals_leave_it_to_its_launcher_when_it_ends(triton: StandIn) -> None:
+    """A supervisor sends SIGTERM to all processes at once, and maybe again. Streams then end as
+    they would alone, and one that breaks off with Triton leaves no line in the log."""
+    has_come, is_told = threading.Barrier(3), threading.Event()
+
+    def answer(fields: Document) -> Iterator[Document]:
+        yield text("a")
+        has_come.wait(WAIT_S)
+        assert is_told.wait(WAIT_S)
+        if fields["text_input"] == "break":
+            raise Break
+        yield text("b", finish_reason="length")
+
+    triton.generate = answer
+    breaking = BODY.replace(b'"a"', b'"break"')
+    with own_process(triton) as (process, address), ExitStack() as open_ones:
+        streams = []
+        for body in (BODY, breaking):
+            connection = open_ones.enter_context(connected(address.http_port))
+            connection.request("POST", GENERATE + "_stream", body)
+            streams.append(connection)
+        has_come.wait(WAIT_S)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            process.send_signal(number)
+        assert status_of(address, "/v2/health/live") == 200
+        is_told.set()
+        whole, broken = (each.getresponse() for each in streams)
+        assert b'"finish_reason": "length"' in whole.read()
+        with pytest.raises(http.client.IncompleteRead):
+            broken.read()
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.wait(WAIT_S) == 0
+        assert process.stderr.read() == b""
+
+
+def test_a_burst_of_connections_waits_until_it_is_accepted(triton: StandIn) -> None:
+    """As many as may be open, on each port, while the gateway does not run."""
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    openai = OpenAi(free_address().http_port, TOKENIZER)
+    with own_process(triton, openai) as (process, address):
+        process.send_signal(signal.SIGSTOP)
+        for port in (address.http_port, address.metrics_port, address.grpc_port, openai.port):
+            with ExitStack() as burst:
+                for _ in range(min(300, most)):
+                    place = "127.0.0.1", port
+                    burst.enter_context(socket.create_connection(place, 0.5))
+        process.send_signal(signal.SIGCONT)
 
 
 def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Runs the gateway until its standard input is closed. It therefore ends with its parent process.
 
+Signals do not end it: a supervisor or a terminal sends them to all processes at once, and while the
+parent drains, open responses still pass through here.
+
 The parent writes one JSON object per line: {"context_len": N} when the model is ready, and
 {"is_draining": true} when the server drains.
 """
@@ -11,10 +14,12 @@ import json
 import logging
 import os
 import resource
+import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import aiohttp
@@ -24,7 +29,7 @@ from starlette.middleware.cors import CORSMiddleware
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import (
-    BACKLOG,
+    ACCEPTS,
     GENERATING,
     KEEP_ALIVE_S,
     OTHERS,
@@ -44,8 +49,17 @@ SHUTDOWN_S = 2
 """Time for open responses to end after the gateway is told to stop."""
 
 
+INCOMPLETE = "ASGI callable returned without completing response."
+"""uvicorn writes this for each stream that breaks off with Triton, which is no fault here."""
+
+IGNORED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
 def main() -> None:
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != INCOMPLETE)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     asyncio.run(serve(*from_json(sys.argv[1]), 0))
@@ -105,7 +119,7 @@ def _server(
         port=port,
         http=protocol,
         ws="none",
-        backlog=BACKLOG,
+        backlog=ACCEPTS,
         lifespan="off",
         log_level="error",
         access_log=False,
@@ -115,22 +129,31 @@ def _server(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    return _Server(config, ended)
+    return _Server(config, ended, limits.max_connections)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn looks ten times a second whether it should end. This one waits for an event."""
+    """uvicorn looks ten times a second whether it should end, and handles signals. This one waits
+    for an event."""
 
-    def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event, backlog: int) -> None:
+        """backlog: connections that the system keeps until they are accepted."""
         super().__init__(config)
-        self._ended, self._loop = ended, asyncio.get_running_loop()
+        self._ended, self._backlog = ended, backlog
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                with listening.dup() as same:
+                    same.listen(self._backlog)
 
     async def main_loop(self) -> None:
         await self._ended.wait()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._loop.call_soon_threadsafe(self._ended.set)
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
 
 
 async def _follow(lifeline: int, limits: Limits) -> None:

@@ -46,8 +46,9 @@ RESERVED_FILES = 160
 LINGERING = 32
 """Refused connections of a port that are still read; see `protocol`."""
 
-BACKLOG = 64
-"""Connections that the system keeps until they are accepted, all at once."""
+ACCEPTS = 64
+"""Connections that are accepted at once. The system keeps others until then, as many as may be open
+(at most net.core.somaxconn): it drops what exceeds that, and the client tries again after 1 s."""
 
 MAX_CALLS = 1024
 """Of gRPC at once."""
