@@ -40,6 +40,7 @@ from smartspec_gateway.openai.schema import (
     DetokenizeRequest,
     Generation,
 )
+from smartspec_gateway.openai.special_names import CUT, num_characters
 from smartspec_gateway.openai.tools import call_grammar
 from smartspec_gateway.openai.validation import off_loop
 from smartspec_gateway.openai.writer import EventWriter
@@ -241,14 +242,17 @@ class Endpoint:
             name = "add_generation_prompt"
             message = f"{name}: got True, must be false with continue_final_message"
             raise ApiError(400, message, name)
+        given = [message.for_template() for message in messages]
+        variables = asked.chat_template_kwargs or {}
+        tools = [tool.model_dump(exclude_none=True) for tool in asked.usable_tools]
+        self._check_characters(given, variables, tools)
         text = self.prompts.of_chat(
-            [message.for_template() for message in messages],
-            asked.chat_template_kwargs or {},
-            asked.add_generation_prompt,
-            [tool.model_dump(exclude_none=True) for tool in asked.usable_tools],
-            asked.continue_final_message,
+            given, variables, asked.add_generation_prompt, tools, asked.continue_final_message
         )
         self._check_bytes("messages", text)
+        if (num_parts := text.count(CUT)) >= self.settings.limits.context_len:
+            most = self.settings.limits.context_len - 1
+            raise _too_long("messages", f"{num_parts} tokens or more", f"{most} tokens")
         may_reason = self.prompts.has_reasoning and not text.rstrip().endswith(END)
         begins = ends_in_reasoning(text) if may_reason else None
         if may_reason and asked.continue_final_message and (prefix := messages[-1].text):
@@ -351,6 +355,17 @@ class Endpoint:
             both = f"the prompt has {num_prompt} tokens, and both together may have {context_len}"
             raise _too_long(field, f"{limit}", f"{room}: {both}")
         return room if limit is None else max(1, limit)
+
+    def _check_characters(self, messages: list[Any], variables: Any, tools: list[Any]) -> None:
+        """Before anything is searched or rendered."""
+        most = MAX_BYTES_PER_TOKEN * self.settings.limits.context_len
+        for field, value in (
+            ("messages", messages),
+            ("chat_template_kwargs", variables),
+            ("tools", tools),
+        ):
+            if (num := num_characters(value)) > most:
+                raise _too_long(field, f"{num} characters", f"{most} characters")
 
     def _check_bytes(self, field: str, text: str) -> None:
         """Before the text is tokenized, which would take long."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from smartspec_gateway.openai.surrogates import without_surrogates
+
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 KINDS_OF_MESSAGES = {
     **KINDS,
@@ -31,6 +33,7 @@ class ApiError(Exception):
         retry_after_s: int | None = None,
         code: str | None = None,
     ) -> None:
+        message = without_surrogates(message)  # it can quote any text
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
         self.retry_after_s, self.code = retry_after_s, code

@@ -30,6 +30,7 @@ from smartspec_gateway.openai.messages_schema import (
 )
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.schema import Sampling
+from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 from smartspec_gateway.openai.validation import validated
 from smartspec_gateway.openai.writer import Event, EventWriter
 
@@ -320,5 +321,9 @@ class MessageWriter(EventWriter):
 def _input(arguments: str) -> dict[str, Any]:
     """Arguments as an object. Those that were cut lose their unfinished end, as in the streams of
     Anthropic's clients."""
-    found = from_json(arguments, allow_partial=True) if arguments else {}
+    text = without_escaped_surrogates(arguments)
+    try:
+        found = from_json(text, allow_partial=True)
+    except ValueError:  # nothing yet, or nested too deep
+        found = {}
     return found if isinstance(found, dict) else {}

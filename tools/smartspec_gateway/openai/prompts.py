@@ -16,6 +16,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.openai import reasoning
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.special_names import CUT, SpecialNames
+from smartspec_gateway.openai.surrogates import without_surrogates
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
@@ -35,9 +37,6 @@ TEMPLATES_DIR = "additional_chat_templates"
 
 MAX_KNOWN_TOKENS = 1 << 15
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-CUT = "\ufdd0"
-"""Marks where the name of a special token is cut, so that a message cannot contain the token.
-Unicode reserves this character for use inside programs."""
 
 
 class PromptError(ValueError):
@@ -64,8 +63,7 @@ class Prompts:
         self.has_reasoning = any(reasoning.END in each for each in self._templates.values())
         """Whether answers to chats may begin with a reasoning block."""
         added = self._tokenizer.get_added_tokens_decoder().values()
-        names = [re.escape(one.content) for one in added if one.special and one.content[1:]]
-        self._special_names = re.compile("|".join(names) or "(?!)")
+        self._special_names = SpecialNames(one.content for one in added if one.special)
         special = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._special = {name: _content(config.get(name)) for name in special if config.get(name)}
         self._begin_tokens = self._tokenizer.encode("").ids
@@ -80,7 +78,8 @@ class Prompts:
         tools: Sequence[Mapping[str, Any]] = (),
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt, for `encode_chat`. Names of special tokens in messages and tools are cut.
+        """The prompt, for `encode_chat`. Names of special tokens in messages and tools are cut. The
+        caller bounds the characters of all values.
 
         Raises ApiError if the template refuses the messages, if there is none, or for a variable
         with a reserved name.
@@ -95,19 +94,20 @@ class Prompts:
         if tools and "tools" not in template:
             messages, tools = _with_tools(messages, tools), ()
         has_developer = "developer" in template
+        cut = self._special_names.cut
         try:
             found: Any = render_jinja_template(
-                [[self._cut(_message(message, has_developer)) for message in messages]],
-                tools=self._cut(list(tools)) or None,
+                [[cut(_message(message, has_developer)) for message in messages]],
+                tools=cut(list(tools)) or None,
                 chat_template=template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **{**self._special, **self._cut(dict(variables))},
+                **{**self._special, **cut(dict(variables))},
             )
         except Exception as error:  # a template can raise anything
             message = f"messages: the chat template refuses them: {error}"
             raise ApiError(400, message, "messages") from error
-        prompt = str(found[0][0])
+        prompt = without_surrogates(str(found[0][0]))
         begin = self._special.get("bos_token")
         if begin and self._begin_tokens and prompt.startswith(begin):
             prompt = prompt[len(begin) :]  # the tokenizer adds it
@@ -118,18 +118,6 @@ class Prompts:
         """Whether tool calls have the format of Hermes, and not that of Llama 3."""
         template = self._templates.get("tool_use") or self._templates.get("default", "")
         return "tools" not in template or "<tool_call>" in template
-
-    def _cut(self, value: Any) -> Any:
-        """The value, with CUT after the first character of each special token's name in it."""
-        if isinstance(value, dict):
-            return {self._cut(key): self._cut(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self._cut(each) for each in value]
-        while isinstance(value, str) and self._special_names.search(value):
-            value = self._special_names.sub(
-                lambda found: f"{found[0][0]}{CUT}{found[0][1:]}", value
-            )
-        return value
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`encode` of the library would hold Python's lock, and stop all streams."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smartspec_gateway.openai.chat_schema import Tool
+from smartspec_gateway.openai.surrogates import without_surrogates
 from smartspec_py.defaults import JSON_STYLE
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -133,7 +134,7 @@ class ToolParser:
         name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
-        return _new_call(name, json.dumps(arguments, ensure_ascii=False))
+        return _new_call(name, without_surrogates(json.dumps(arguments, ensure_ascii=False)))
 
 
 class ForcedCallParser:
