@@ -108,6 +108,47 @@ def test_a_long_prompt_does_not_block_other_threads() -> None:
     assert turns[0] > 10
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"bad_words": ("x" * 1024,) * 17},
+            "bad_words: got '17408 bytes', must be at most 16384 in",
+        ),
+        (
+            {"bias_words": ("x" * 1024,) * 17, "bias_weights": (1.0,) * 17},
+            "embedding_bias_words: got '17408 bytes', must be at most 16384 in all",
+        ),
+        (
+            {"num_token_log_probs": 20, "max_tokens": 50_000},
+            "return_token_log_probs: got 20, must be less: a response with 50000 tokens would have "
+            "1100000 values, and may have 1048576; set stream, or lower max_tokens",
+        ),
+        (
+            {
+                "num_token_log_probs": 20,
+                "prompt_log_probs": True,
+                "stream": True,
+                "text": "",
+                "prompt_ids": (1,) * 50_000,
+            },
+            "return_token_log_probs: got 20, must be less: a response with 50000 tokens would",
+        ),
+    ],
+)
+def test_products_of_allowed_values_are_bounded(fields: dict[str, Any], message: str) -> None:
+    engine = engine_with(max_context_len=100_000)
+    with pytest.raises(InvalidField) as raised:
+        receive(engine, LimitsConfig(max_context_len=100_000), **fields)
+    assert str(raised.value).startswith(message)
+
+
+def test_log_probs_of_a_whole_context_are_allowed() -> None:
+    engine, limits = engine_with(max_context_len=40_000), LimitsConfig(max_context_len=40_000)
+    receive(engine, limits, num_token_log_probs=20, max_tokens=39_000)
+    receive(engine, limits, num_token_log_probs=20, max_tokens=39_000, stream=True)
+
+
 def test_a_prompt_of_tokens_is_not_tokenized() -> None:
     request, response = receive(text="", prompt_ids=(5, 3, 3))
     assert request.tokens == [5, 3, 3]

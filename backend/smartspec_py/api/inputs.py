@@ -22,6 +22,12 @@ MAX_BAD_WORDS = 64
 MAX_BIAS_WORDS = 300
 MAX_TOP_LOG_PROBS = 20
 MAX_PROMPT_IDS = 1 << 18
+MAX_ANSWER_VALUES = 1 << 20
+"""Tokens and log-probabilities of one response. As JSON, they take about 70 MB."""
+
+MAX_WORDS_BYTES = 1 << 14
+"""Of all words of a list. They are tokenized when the request comes, and each step uses them."""
+
 MAX_GUIDE_BYTES = 1 << 16
 WORD = Text(max_bytes=1024)
 NAME = Text(max_bytes=64)
@@ -150,6 +156,7 @@ class GenerateParams:
         "leading space; other tokenizations of a word are not blocked",
         WORD,
         max_elements=MAX_BAD_WORDS,
+        model_range=f"at most {MAX_WORDS_BYTES} bytes in all",
     )
     bias_words: tuple[str, ...] = tensor(
         (),
@@ -157,6 +164,7 @@ class GenerateParams:
         WORD,
         name="embedding_bias_words",
         max_elements=MAX_BIAS_WORDS,
+        model_range=f"at most {MAX_WORDS_BYTES} bytes in all",
     )
     bias_weights: tuple[float, ...] = tensor(
         (),
@@ -252,6 +260,8 @@ class GenerateParams:
         "return `token_log_probs`, with this many of the most probable tokens at each position",
         Range(0, MAX_TOP_LOG_PROBS),
         name="return_token_log_probs",
+        model_range=f"at most {MAX_ANSWER_VALUES} tokens and log-probabilities in one response, "
+        "which has those of the prompt if they are asked for, and without `stream` all of the text",
     )
     prompt_log_probs: bool = tensor(
         False,

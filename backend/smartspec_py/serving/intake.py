@@ -13,7 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from smartspec_py.api.inputs import FIELDS, GenerateParams
+from smartspec_py.api.inputs import (
+    FIELDS,
+    MAX_ANSWER_VALUES,
+    MAX_WORDS_BYTES,
+    GenerateParams,
+)
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, GuideType, SamplingParams
 from smartspec_py.defaults import GRAMMAR, GUIDE_FIELD
@@ -178,12 +183,30 @@ class Intake:
         if params.min_tokens > params.max_tokens:
             allowed = f"at most max_tokens, which is {params.max_tokens}"
             raise InvalidField("min_tokens", params.min_tokens, allowed)
+        self._check_products(params, len(prompt))
         self._check_tokens("end_id", [params.end_id], NO_TOKEN)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         try:
             parse_policy(params.policy or self._policy)
         except ValueError as error:
             raise InvalidField("speculation_policy", params.policy, str(error)) from error
+
+    def _check_products(self, params: GenerateParams, num_prompt: int) -> None:
+        """What takes long although each number is allowed."""
+        words = {"bad_words": params.bad_words, "embedding_bias_words": params.bias_words}
+        for field, given in words.items():
+            num_bytes = sum(len(word.encode()) for word in given)
+            if num_bytes > MAX_WORDS_BYTES:
+                raise InvalidField(field, f"{num_bytes} bytes", f"at most {MAX_WORDS_BYTES} in all")
+        if (top := params.num_token_log_probs) is None:
+            return
+        num_tokens = num_prompt * params.prompt_log_probs + params.max_tokens * (not params.stream)
+        if num_tokens * (2 + top) > MAX_ANSWER_VALUES:
+            allowed = (
+                f"less: a response with {num_tokens} tokens would have {num_tokens * (2 + top)} "
+                f"values, and may have {MAX_ANSWER_VALUES}; set stream, or lower max_tokens"
+            )
+            raise InvalidField("return_token_log_probs", top, allowed)
 
     def _sampling(self, params: GenerateParams) -> SamplingParams:
         drawn = 1 + secrets.randbelow(2**64 - 1)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smartspec_gateway.openai import logprobs
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.logprobs import Offsets, TokenBytes
+from smartspec_gateway.openai.json_parts import parts, sliced
+from smartspec_gateway.openai.logprobs import LogProbs, OfChat, OfText, TokenBytes
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.reasoning import ReasoningParser
 from smartspec_gateway.openai.schema import Generation
@@ -36,14 +36,12 @@ class Choice:
     max_calls: int
     reasoning_parser: ReasoningParser | None = None
     echo: str = ""
-    first_token: int | None = None
+    log_probs: LogProbs | None = None
     finish_reason: str | None = None
     new_text: str = ""
     new_reasoning: str = ""
     new_calls: list[dict[str, Any]] = field(default_factory=list)
-    entries: list[Any] = field(default_factory=list)
     num_calls: int = 0
-    offsets: Offsets = field(default_factory=Offsets)
     has_begun: bool = False
 
     @classmethod
@@ -52,7 +50,7 @@ class Choice:
         asked: Generation,
         is_in_reasoning: bool | None = None,
         echo: str = "",
-        first_token: int | None = None,
+        log_probs: LogProbs | None = None,
     ) -> Choice:
         """A choice of this request. is_in_reasoning: None if the model has no reasoning blocks."""
         parser: ToolParser | ForcedCallParser | None = None
@@ -67,7 +65,7 @@ class Choice:
             max_calls,
             None if is_in_reasoning is None else ReasoningParser(is_in_reasoning),
             echo,
-            first_token,
+            log_probs,
         )
 
     @property
@@ -87,9 +85,9 @@ class Choice:
             self.finish_reason = FINISH_REASONS[piece.finish_reason]
         self.new_text += found.content
         self.new_calls += found.calls[: self.max_calls - self.num_calls - len(self.new_calls)]
-        if piece.log_probs is not None:
-            self.entries += piece.log_probs.get("prompt", [])
-            self.entries += piece.log_probs.get("output", [])
+        if piece.log_probs is not None and self.log_probs is not None:
+            self.log_probs.add(piece.log_probs.get("prompt", []))
+            self.log_probs.add(piece.log_probs.get("output", []))
         if (
             self.finish_reason == "stop"
             and not self.has_open_call
@@ -125,8 +123,8 @@ class Answer:
         self._has_tools = bool(asked.tool_names)
         self._shows_steps = asked.return_spec_metrics == "detailed"
         self._choices = [
-            Choice.of(asked, is_in_reasoning, *echo)
-            for echo in (echoes or [("", None)] * len(num_tokens))
+            Choice.of(asked, is_in_reasoning, echo, self._log_probs(first))
+            for echo, first in (echoes or [("", None)] * len(num_tokens))
             for _ in range(asked.n)
         ]
         self._num_prompt, self._num_tokens = sum(num_tokens), 0
@@ -161,15 +159,16 @@ class Answer:
         choices = [self._take(number, "message") for number in range(len(self._choices))]
         return {**self._document, "choices": choices, **self._totals()}
 
-    def event(self, number: int, piece: Piece) -> str:
-        """Add the piece, and return its event."""
+    def event(self, number: int, piece: Piece) -> Iterator[str]:
+        """Add the piece, and return its event in parts."""
         self.add(number, piece)
         choice = self._take(number, "delta")
         if self._shows_steps:
             choice["speculation"] = self._step(piece)
         usage = f', "usage": {json.dumps(self._usage())}' if self._asked.streams_usage else ""
-        shown = json.dumps(choice, ensure_ascii=False).translate(LINE_ENDS)
-        return f'{self._chunk_head}"choices": [{shown}]{usage}}}\n\n'
+        yield f'{self._chunk_head}"choices": ['
+        yield from (part.translate(LINE_ENDS) for part in parts(choice))
+        yield f"]{usage}}}\n\n"
 
     def last_event(self, with_usage: bool) -> str:
         """The event with the token counts and statistics; empty if neither is wanted."""
@@ -201,7 +200,7 @@ class Answer:
         return {
             "index": number,
             **content,
-            "logprobs": self._log_probs(choice),
+            "logprobs": choice.log_probs and choice.log_probs.take(),
             "finish_reason": choice.finish_reason,
         }
 
@@ -226,14 +225,10 @@ class Answer:
             found["content"] = None if calls else ""
         return found | ({"tool_calls": calls} if calls else {})
 
-    def _log_probs(self, choice: Choice) -> dict[str, Any] | None:
+    def _log_probs(self, first: int | None) -> LogProbs | None:
         if self._asked.num_top_log_probs is None:
             return None
-        entries, choice.entries = choice.entries, []
-        if self._is_chat:
-            return logprobs.of_chat(entries, self._token_bytes)
-        first, choice.first_token = choice.first_token, None
-        return logprobs.of_text(first, entries, choice.offsets, self._token_bytes)
+        return OfChat(self._token_bytes) if self._is_chat else OfText(self._token_bytes, first)
 
     def _step(self, piece: Piece) -> dict[str, Any]:
         texts = [self._token_bytes(token).decode(errors="replace") for token in piece.output_ids]
@@ -253,9 +248,11 @@ async def events(
     """The server-sent events of a streamed answer. first: a piece that was already read."""
     async with aclosing(pieces):  # type: ignore[type-var]
         try:
-            yield answer.event(*first)
+            async for part in sliced(answer.event(*first)):
+                yield part
             async for found in pieces:
-                yield answer.event(*found)
+                async for part in sliced(answer.event(*found)):
+                    yield part
             yield answer.last_event(usage) + "data: [DONE]\n\n"
         except ApiError as error:
             yield f"data: {json.dumps(error.body)}\n\n"

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Limits
@@ -26,6 +26,7 @@ from smartspec_gateway.openai.chat_schema import (
 )
 from smartspec_gateway.openai.errors import ApiError, renamed
 from smartspec_gateway.openai.guides import behind_reasoning
+from smartspec_gateway.openai.json_parts import json_response
 from smartspec_gateway.openai.messages import MessageWriter
 from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
 from smartspec_gateway.openai.model import Fields, Model, Piece
@@ -44,6 +45,7 @@ from smartspec_gateway.openai.special_names import CUT, num_characters
 from smartspec_gateway.openai.tools import call_grammar
 from smartspec_gateway.openai.validation import off_loop
 from smartspec_gateway.openai.writer import EventWriter
+from smartspec_py.api.inputs import MAX_ANSWER_VALUES
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 UINT64 = 1 << 64
@@ -136,7 +138,8 @@ class Endpoint:
             choices, writer, guide_field = await off_loop(size, work, asked)
             pieces = pieces_of(self.model, choices, guide_field)
             if not asked.stream:
-                return JSONResponse(await until_gone(request.receive, writer.whole(pieces)))
+                document = await until_gone(request.receive, writer.whole(pieces))
+                return await json_response(document)
             first = await until_gone(request.receive, anext(pieces))
         return StreamingResponse(writer.events(pieces, first), media_type="text/event-stream")
 
@@ -297,13 +300,32 @@ class Endpoint:
                 "text_input": "",
                 "input_ids": prompt,
                 "max_tokens": self._limit(asked, field, len(prompt)),
-                "stream": asked.stream,
+                # Log-probabilities of a whole text would be one document of many MB.
+                "stream": asked.stream or asked.num_top_log_probs is not None,
             }
             for number in range(asked.n):
                 choices.append({**shared, **own})
                 if asked.seed is not None:
                     choices[-1]["seed"] = (asked.seed + number) % UINT64
+        self._check_answer(asked, choices)
         return choices
+
+    def _check_answer(self, asked: Generation, choices: Sequence[Fields]) -> None:
+        """The values of an answer that is not streamed, which is held until it is whole: tokens and
+        log-probabilities, with echo of the prompts, too."""
+        if asked.stream:
+            return
+        has_echo = isinstance(asked, CompletionRequest) and asked.echo
+        num_tokens = sum(one["max_tokens"] + len(one["input_ids"]) * has_echo for one in choices)
+        top, most = asked.num_top_log_probs, MAX_ANSWER_VALUES
+        if num_tokens * (1 if top is None else 2 + top) > most:
+            each = "" if top is None else f" with {1 + top} log-probabilities each"
+            raise ApiError(
+                400,
+                f"n: got {len(choices)} texts of {num_tokens} tokens together{each}, must be at "
+                f"most {most} values: set stream, or lower n, max_tokens or the log-probabilities",
+                "n",
+            )
 
     def _shared(self, asked: Generation) -> Fields:
         """The fields that are the same for all choices."""
@@ -383,4 +405,4 @@ async def _whole(answer: Answer, pieces: AsyncIterator[tuple[int, Piece]]) -> Re
     async with aclosing(pieces):  # type: ignore[type-var]
         async for number, piece in pieces:
             answer.add(number, piece)
-    return JSONResponse(answer.whole())
+    return await json_response(answer.whole())

@@ -1,64 +1,121 @@
 """Log-probabilities in OpenAI's two formats.
 
 An entry of the model is a token, its log-probability and a list of the most probable tokens with
-theirs.
+theirs. It becomes text when it comes, because the objects of Python take ten times the memory.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from smartspec_gateway.openai.json_parts import Encoded
 
 TokenBytes = Callable[[int], bytes]
 
+MAX_ENTRIES = 32
+"""Tokens whose log-probabilities are converted at once."""
 
-class Offsets:
-    """Counts the characters of a text whose tokens may be parts of a character."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_characters = 0
-
-    def of_next(self, raw: bytes) -> int:
-        """The number of characters before this token, in which its first one is not counted."""
-        before = self._num_characters
-        self._num_characters += len(self._decoder.decode(raw))
-        return before
+_DECODER = json.JSONDecoder()
 
 
-def of_chat(entries: Sequence[Any], token_bytes: TokenBytes) -> dict[str, Any]:
-    """`logprobs` of a chat's choice."""
+def documents(text: str) -> Iterator[dict[str, Any]]:
+    """The documents in which `token_log_probs` is passed on, each with MAX_ENTRIES or less.
 
-    def one(token: int, log_prob: float) -> dict[str, Any]:
-        raw = token_bytes(token)
+    text: {"prompt":[..],"output":[..]} without spaces, maybe with only one of them, or none.
+    """
+    at = 1
+    while text[at] != "}":
+        name, at = _DECODER.raw_decode(text, at + (text[at] == ","))
+        at += 1  # the colon
+        entries: list[Any] = []
+        while text[at] != "]":
+            entry, at = _DECODER.raw_decode(text, at + 1)  # behind a bracket or a comma
+            entries.append(entry)
+            if len(entries) == MAX_ENTRIES:
+                yield {name: entries}
+                entries = []
+        at += 1
+        yield {name: entries}
+
+
+class LogProbs(ABC):
+    """Those of one choice that were not taken yet."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        """token_bytes: of a token in the middle of a text."""
+        self._token_bytes = token_bytes
+
+    @abstractmethod
+    def add(self, entries: Sequence[Any]) -> None: ...
+
+    @abstractmethod
+    def take(self) -> dict[str, Any]:
+        """`logprobs` of the choice."""
+
+
+class OfChat(LogProbs):
+    """In the format of chats."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__(token_bytes)
+        self._content: list[Encoded] = []
+
+    def add(self, entries: Sequence[Any]) -> None:
+        for token, log_prob, top in entries:
+            found = self._one(token, log_prob) | {"top_logprobs": [self._one(*one) for one in top]}
+            self._content.append(_encoded(found))
+
+    def take(self) -> dict[str, Any]:
+        content, self._content = self._content, []
+        return {"content": content, "refusal": None}
+
+    def _one(self, token: int, log_prob: float) -> dict[str, Any]:
+        raw = self._token_bytes(token)
         return {"token": _text(raw), "logprob": log_prob, "bytes": list(raw)}
 
-    content = [
-        one(token, log_prob) | {"top_logprobs": [one(*other) for other in top]}
-        for token, log_prob, top in entries
-    ]
-    return {"content": content, "refusal": None}
+
+class OfText(LogProbs):
+    """In the format of completions, with a list for each kind of value."""
+
+    def __init__(self, token_bytes: TokenBytes, first: int | None) -> None:
+        """first: the first token of a prompt, which has no log-probability."""
+        super().__init__(token_bytes)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_characters = 0
+        self._columns: dict[str, list[Any]] = {}
+        self._empty()
+        self.add([] if first is None else [(first, None, None)])
+
+    def add(self, entries: Sequence[Any]) -> None:
+        columns = self._columns
+        for token, log_prob, top in entries:
+            raw = self._token_bytes(token)
+            columns["tokens"].append(_text(raw))
+            columns["token_logprobs"].append(log_prob)
+            columns["text_offset"].append(self._num_characters)
+            # The token may be a part of a character, which counts with its last part.
+            self._num_characters += len(self._decoder.decode(raw))
+            best = {_text(self._token_bytes(other)): value for other, value in reversed(top or ())}
+            # OpenAI adds the chosen token where it is not among the most probable ones.
+            shown = None if top is None else {**best, _text(raw): log_prob}
+            columns["top_logprobs"].append(_encoded(shown))
+
+    def take(self) -> dict[str, Any]:
+        found = self._columns
+        self._empty()
+        return found
+
+    def _empty(self) -> None:
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        self._columns = {name: [] for name in names}
 
 
-def of_text(
-    first: int | None, entries: Sequence[Any], offsets: Offsets, token_bytes: TokenBytes
-) -> dict[str, Any]:
-    """`logprobs` of a completion's choice. first: the first token of a prompt, which has no
-    log-probability. offsets: after the tokens before these."""
-    found: dict[str, Any] = {
-        name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    }
-    every = [] if first is None else [(first, None, None)]
-    for token, log_prob, top in [*every, *entries]:
-        raw = token_bytes(token)
-        found["tokens"].append(_text(raw))
-        found["token_logprobs"].append(log_prob)
-        found["text_offset"].append(offsets.of_next(raw))
-        best = {_text(token_bytes(other)): value for other, value in reversed(top or ())}
-        # OpenAI adds the chosen token where it is not among the most probable ones.
-        found["top_logprobs"].append(None if top is None else {**best, _text(raw): log_prob})
-    return found
+def _encoded(value: Any) -> Encoded:
+    return Encoded(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _text(raw: bytes) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from smartspec_gateway.fields import body_of, checked
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.logprobs import documents
 from smartspec_gateway.triton import Triton
 from smartspec_py.api.errors import field_of
 
@@ -56,8 +58,8 @@ Fields = dict[str, Any]
 class Piece:
     """A part of a text: the outputs of one response, with their names and meanings.
 
-    num_input_tokens, num_cached_tokens, metrics: on the last piece only. log_probs: the document
-    `token_log_probs`, if asked for.
+    num_input_tokens, num_cached_tokens, metrics: on the last piece only. log_probs: a part of the
+    document `token_log_probs`, if asked for.
     """
 
     text_output: str = ""
@@ -88,11 +90,12 @@ class Model:
             outputs = (*ALWAYS, *wanted)
             answers = self._triton.responses(body_of(checked(fields), outputs), self._name)
             async with contextlib.aclosing(answers):
-                async for documents in answers:
-                    for document in documents:
-                        piece = _piece(document)
+                async for found in answers:
+                    for piece in itertools.chain.from_iterable(map(_pieces, found)):
                         is_over = bool(piece.finish_reason)
                         yield piece
+                        if piece.log_probs:
+                            await asyncio.sleep(0)  # there may be many
         except Refused as refused:
             raise _of_field(refused) from refused
         if not is_over:
@@ -102,14 +105,18 @@ class Model:
         return await self._triton.is_ready(self._name)
 
 
-def _piece(document: bytes) -> Piece:
+def _pieces(document: bytes) -> Iterator[Piece]:
+    """One, or more if there are many log-probabilities. The last one has all other outputs."""
     found = {name: value for name, value in json.loads(document).items() if name in _OF_PIECE}
     if "output_ids" in found:  # Triton writes one element as a bare value
         ids = found["output_ids"]
         found["output_ids"] = ids if isinstance(ids, list) else [ids]
-    if log_probs := found.pop("token_log_probs", None):
-        found["log_probs"] = json.loads(log_probs)
-    return Piece(**found)
+    last = None
+    for part in documents(found.pop("token_log_probs", "{}")):
+        if last is not None:
+            yield Piece(log_probs=last)
+        last = part
+    yield Piece(**found, log_probs=last)
 
 
 def _of_field(refused: Refused) -> ApiError:

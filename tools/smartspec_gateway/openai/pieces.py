@@ -59,6 +59,8 @@ async def pieces_of(
                 raise found
             num_left -= bool(found.finish_reason)
             yield number, found
+            if found.log_probs:
+                await asyncio.sleep(0)  # pieces with many of them may wait already
         await asyncio.wait(tasks, timeout=END_S)
     finally:
         for task in tasks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -226,13 +226,13 @@ class ResponseWriter(EventWriter):
             "store": False,
         }
 
-    def _sent(self, events: Iterable[Event]) -> str:
+    def _sent(self, events: Iterable[Event]) -> AsyncIterator[str]:
         """The events as text, with their numbers."""
-        numbered = []
-        for event in events:
-            numbered.append({**event, "sequence_number": self._num_events})
-            self._num_events += 1
-        return super()._sent(numbered)
+        return super()._sent(map(self._numbered, events))
+
+    def _numbered(self, event: Event) -> Event:
+        self._num_events += 1
+        return {**event, "sequence_number": self._num_events - 1}
 
     def _first_events(self) -> Iterator[Event]:
         yield self._state("created")

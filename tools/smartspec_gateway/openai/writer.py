@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from itertools import chain
 from typing import Any, ClassVar
 
 from smartspec_gateway.openai.answers import LINE_ENDS, Choice
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.json_parts import parts, sliced
 from smartspec_gateway.openai.model import Piece
 
 Event = dict[str, Any]
@@ -45,13 +46,18 @@ class EventWriter(ABC):
         """The server-sent events. first: a piece that was already read."""
         async with aclosing(pieces):  # type: ignore[type-var]
             try:
-                yield self._sent(self._first_events())
-                yield self._sent(self._of_piece(first[1]))
+                async for part in self._sent(self._first_events()):
+                    yield part
+                async for part in self._sent(self._of_piece(first[1])):
+                    yield part
                 async for _, piece in pieces:
-                    yield self._sent(self._of_piece(piece))
-                yield self._sent(await self._last_events())
+                    async for part in self._sent(self._of_piece(piece)):
+                        yield part
+                async for part in self._sent(await self._last_events()):
+                    yield part
             except ApiError as error:
-                yield self._sent(self._failed(error.renamed(self.names)))
+                async for part in self._sent(self._failed(error.renamed(self.names))):
+                    yield part
         yield self.after_last
 
     def _take(self, piece: Piece) -> tuple[str, str, list[dict[str, Any]]]:
@@ -62,9 +68,9 @@ class EventWriter(ABC):
         self._metrics = piece.metrics or self._metrics
         return self._choice.take()
 
-    def _sent(self, events: Iterable[Event]) -> str:
-        """The events as text."""
-        return "".join(map(_as_text, events))
+    def _sent(self, events: Iterable[Event]) -> AsyncIterator[str]:
+        """The events as text, in parts."""
+        return sliced(chain.from_iterable(map(_as_text, events)))
 
     @abstractmethod
     def _first_events(self) -> Iterator[Event]: ...
@@ -84,6 +90,7 @@ class EventWriter(ABC):
         """The last events of an answer that failed."""
 
 
-def _as_text(event: Event) -> str:
-    shown = json.dumps(event, ensure_ascii=False).translate(LINE_ENDS)
-    return f"event: {event['type']}\ndata: {shown}\n\n"
+def _as_text(event: Event) -> Iterator[str]:
+    yield f"event: {event['type']}\ndata: "
+    yield from (part.translate(LINE_ENDS) for part in parts(event))
+    yield "\n\n"
