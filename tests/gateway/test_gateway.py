@@ -476,8 +476,9 @@ def own_process(triton: StandIn, openai: OpenAi | None = None) -> Iterator[Any]:
         process.stdin.write(b'{"context_len": 512}\n')
         process.stdin.flush()
         deadline = time.monotonic() + WAIT_S
-        while not responds(f"{address.http_url}/v2/health/live") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        for url in (f"{address.http_url}/v2", *([openai.url(address)] if openai else [])):
+            while not responds(url) and time.monotonic() < deadline:
+                time.sleep(0.05)
         try:
             yield process, address
         finally:

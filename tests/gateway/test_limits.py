@@ -71,4 +71,4 @@ def test_a_body_has_room_for_the_longest_prompt(context_len: int, expected: int)
     assert found.max_elements >= context_len
     assert status_of(found.check_size, expected) == 0
     assert status_of(found.check_size, expected + 1) == 413
-    assert status_of(found.check_elements, b"," * (found.max_elements + 1)) == 413
+    assert status_of(found.check_elements, found.max_elements + 1) == 413

@@ -17,9 +17,9 @@ from standins import TINY, Echo, text_with
 import openai
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.requests import Settings
 from smartspec_gateway.openai.responses import chat_of
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import REFUSED

@@ -11,8 +11,8 @@ from standins import TINY, Echo
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.requests import Settings
 from smartspec_gateway.openai.special_names import CUT, SpecialNames
 
 MISTRAL = [*(f"[control_{i}]" for i in range(760)), "[INST]", "[/INST]", "<s>", "</s>", "[A]"]

@@ -15,8 +15,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.prompts import RESERVED, PromptError, Prompts
+from smartspec_gateway.openai.requests import Settings
 
 LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
 {% for t in tools %}{{ t | tojson }}

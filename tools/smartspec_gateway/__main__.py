@@ -39,8 +39,9 @@ from smartspec_gateway.limits import (
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.triton import CONNECT_S, Triton
 from smartspec_gateway.v2 import V2, Metrics
+from smartspec_gateway.workers import Workers
 from smartspec_launch.address import Address
-from smartspec_launch.gateway import OpenAi, from_json
+from smartspec_launch.gateway import OpenAi, as_json, from_json
 
 ANSWER_S = 30.0
 """Time for Triton to answer what is no request to generate."""
@@ -70,14 +71,15 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     ended = asyncio.Event()
     limits = Limits(max_connections=connections_for(num_files))
-    grpc_front = GrpcFront(address.triton_grpc_url, limits)
+    workers = Workers(limits, as_json(address, openai))
+    grpc_front = GrpcFront(address.triton_grpc_url, limits, workers)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     connector = aiohttp.TCPConnector(limit=OTHERS * limits.max_connections)
     async with (
         Triton(address.triton_url, GENERATING * limits.max_connections) as triton,
         aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
     ):
-        v2 = V2(triton, session, address.triton_url)
+        v2 = V2(triton, session, address.triton_url, workers)
         metrics = Metrics(session, address.triton_metrics_url)
         servers = [
             _server(v2, address.host, address.http_port, limits, triton_error, ended),
@@ -87,7 +89,7 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
             # Imported here, because it loads tokenizers.
             from smartspec_gateway.openai.app import openai_app, openai_error
 
-            app = openai_app(triton, limits, openai, address.triton_metrics_url)
+            app = openai_app(triton, limits, openai, address.triton_metrics_url, workers)
             host, port = address.host, openai.port
             servers.append(_server(app, host, port, limits, openai_error, ended, openai.cors))
         await grpc_front.start(address.host, address.grpc_port)
@@ -96,6 +98,7 @@ async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
         following.add_done_callback(lambda _: ended.set())
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
+    await workers.close()
 
 
 def _server(

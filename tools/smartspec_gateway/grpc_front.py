@@ -25,6 +25,7 @@ from smartspec_gateway.limits import (
     Limits,
     Refused,
 )
+from smartspec_gateway.workers import Workers
 from smartspec_py.api.contract import GATEWAY
 
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -49,15 +50,21 @@ CODES = {
 }
 UNARY_BYTES = 4096
 UNARY_S = 10.0
+KIND = "grpc"
+"""Of work on a message."""
+
+MAX_TENSORS = 256
+"""Of one request, and of its outputs."""
+
 OF_TENSORS = "parameters of tensors (shared memory, classification) are not supported"
 
 
 class GrpcFront:
     """The server. `start` binds its port."""
 
-    def __init__(self, triton_url: str, limits: Limits) -> None:
+    def __init__(self, triton_url: str, limits: Limits, workers: Workers) -> None:
         """triton_url: host:port of Triton's gRPC."""
-        self._limits = limits
+        self._limits, self._workers = limits, workers
         self._num_streams = 0
         self._channel = grpc.aio.insecure_channel(triton_url, options=UNLIMITED)
         self._server = grpc.aio.server(
@@ -144,7 +151,7 @@ class GrpcFront:
                     self._limits.hold(len(raw))
                     self._limits.check_open()
                     self._limits.check_size(len(raw))
-                    check_request(raw)
+                    await self._workers.run(checked, KIND, raw)
                     await call.write(raw)
                 finally:
                     self._limits.held_bytes -= len(raw)
@@ -182,7 +189,7 @@ class Unanswered:
             await self._has_changed.wait()
 
 
-def check_request(raw: bytes) -> None:
+def checked(kind: str, raw: bytes, context_len: int) -> None:
     """Raises Refused. raw: a ModelInferRequest."""
     try:
         request = service_pb2.ModelInferRequest.FromString(raw)
@@ -190,6 +197,8 @@ def check_request(raw: bytes) -> None:
         raise Refused(400, "request: must be a ModelInferRequest") from None
     if len(request.id.encode()) > MAX_ID_BYTES:
         raise Refused(400, f"id: must be text of at most {MAX_ID_BYTES} bytes")
+    if (most := max(len(request.inputs), len(request.outputs))) > MAX_TENSORS:
+        raise Refused(400, f"request: got {most} tensors, must have at most {MAX_TENSORS}")
     if any(tensor.parameters for tensor in (*request.inputs, *request.outputs)):
         raise Refused(400, OF_TENSORS)
     if GATEWAY in request.parameters:  # its empty response would count as an answer

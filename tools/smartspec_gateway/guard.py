@@ -48,32 +48,36 @@ class Guard:
         send = _with_request_id(scope, send)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        body = bytearray()
+        body: list[bytes] = []
         try:
             check_encoding(scope["headers"])
             self._limits.check_size(int(dict(scope["headers"]).get(b"content-length", 0)))
             await self._receive(receive, body)
-            self._limits.check_elements(body)
+            body[:] = [b"".join(body)]
             if scope["method"] == "POST" or _NEEDS_MODEL.search(scope["path"]):
                 self._limits.check_open()
-            await self.app(scope, _replay(bytes(body), receive), send)
+            await self.app(scope, _replay(body[0], receive), send)
         except Refused as refused:
             answer = self._error_body(refused.status, refused.message, scope["path"])
             await send_whole(send, refused.status, answer)
         except ClientGone:
             pass
         finally:
-            self._limits.held_bytes -= len(body)
+            self._limits.held_bytes -= sum(map(len, body))
 
-    async def _receive(self, receive: Receive, body: bytearray) -> None:
-        more = True
+    async def _receive(self, receive: Receive, body: list[bytes]) -> None:
+        """Add what is received to `body`. A long body is counted in parts."""
+        more, num_bytes, num_commas = True, 0, 0
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            body += message["body"]
-            self._limits.hold(len(message["body"]))
-            self._limits.check_size(len(body))
+            body.append(message["body"])
+            num_bytes += len(body[-1])
+            num_commas += body[-1].count(b",")
+            self._limits.hold(len(body[-1]))
+            self._limits.check_size(num_bytes)
+            self._limits.check_elements(num_commas)
             more = message["more_body"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 Headers = Collection[tuple[bytes, bytes]]
 """Names in lower case."""
@@ -84,6 +85,9 @@ class Refused(Exception):
         super().__init__(message)
         self.status, self.message = status, message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.status, self.message)
+
 
 @dataclass
 class Limits:
@@ -125,10 +129,12 @@ class Limits:
                 "limit grows with limits.max_context_len",
             )
 
-    def check_elements(self, body: bytes | bytearray) -> None:
-        """Check what parsing would cost. Fast for any body."""
-        if (num := body.count(b",")) > self.max_elements:
-            raise Refused(413, f"body: got {num} commas, must be at most {self.max_elements}")
+    def check_elements(self, num_commas: int) -> None:
+        """Check what parsing would cost."""
+        if num_commas > self.max_elements:
+            raise Refused(
+                413, f"body: got {num_commas} commas or more, must be at most {self.max_elements}"
+            )
 
     def check_open(self) -> None:
         """Whether the server takes requests now."""

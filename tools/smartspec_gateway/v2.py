@@ -7,7 +7,6 @@ takes it for complete. When a client disconnects, its request is cancelled at on
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +17,7 @@ from smartspec_gateway.fields import body_of, request_of
 from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.triton import Triton, TritonError
+from smartspec_gateway.workers import Workers
 
 _MODEL = r"/v2/models/(?P<model>(?!\.\.?/)[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
 _FORWARDED = re.compile(
@@ -26,11 +26,12 @@ _FORWARDED = re.compile(
 _GENERATE = re.compile(rf"{_MODEL}/(?P<route>generate|generate_stream)", re.ASCII)
 _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 
-LONG_BYTES = 32_768
-"""Longer bodies are parsed in a thread."""
-
 LINE_ENDS = {end.encode(): b"\\u%04x" % ord(end) for end in "\x85\u2028\u2029"}
 """Escaped in events, because some clients end a line at them."""
+
+
+KINDS = ("generate", "generate_stream")
+"""Of work on a body: its route."""
 
 
 class Metrics:
@@ -54,8 +55,11 @@ class Metrics:
 class V2:
     """The ASGI application. session, http_url: for Triton's HTTP port."""
 
-    def __init__(self, triton: Triton, session: aiohttp.ClientSession, http_url: str) -> None:
+    def __init__(
+        self, triton: Triton, session: aiohttp.ClientSession, http_url: str, workers: Workers
+    ) -> None:
         self._triton, self._session, self._http_url = triton, session, http_url
+        self._workers = workers
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["raw_path"].decode("ascii", "replace")
@@ -69,11 +73,8 @@ class V2:
 
     async def _generate(self, found: re.Match[str], body: bytes, send: Send) -> None:
         streams = found["route"] == "generate_stream"
-        if len(body) > LONG_BYTES:
-            request = await asyncio.to_thread(_request, body, may_stream=streams)
-        else:
-            request = _request(body, may_stream=streams)
-        answers = self._triton.responses(request, found["model"], found["version"] or "")
+        sent = await self._workers.run(request, found["route"], body)
+        answers = self._triton.responses(sent, found["model"], found["version"] or "")
         async with contextlib.aclosing(answers) as responses:
             if streams:
                 await _stream(responses, send)
@@ -84,8 +85,9 @@ class V2:
         await send_whole(send, 200, documents[0])
 
 
-def _request(body: bytes, *, may_stream: bool) -> bytes:
-    return body_of(request_of(body, may_stream=may_stream))
+def request(kind: str, body: bytes, context_len: int) -> bytes:
+    """The body for Triton. Raises Refused."""
+    return body_of(request_of(body, may_stream=kind == "generate_stream"))
 
 
 async def _stream(responses: AsyncIterator[Sequence[bytes]], send: Send) -> None:

@@ -28,6 +28,36 @@ LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Characters that JSON may contain, and at which some clients would split an event."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What of a request its answer depends on. The fields have the names of the request's."""
+
+    is_chat: bool
+    n: int
+    token_limit: int | None
+    num_top_log_probs: int | None
+    tool_names: Sequence[str]
+    must_call: bool
+    parallel_tool_calls: bool
+    streams_usage: bool
+    shows_steps: bool
+
+    @classmethod
+    def of(cls, asked: Generation) -> Wanted:
+        is_chat = isinstance(asked, ChatRequest)
+        return cls(
+            is_chat,
+            asked.n,
+            asked.token_limit,
+            asked.num_top_log_probs,
+            asked.tool_names,
+            isinstance(asked, ChatRequest) and asked.must_call,
+            not isinstance(asked, ChatRequest) or asked.parallel_tool_calls,
+            asked.streams_usage,
+            asked.return_spec_metrics == "detailed",
+        )
+
+
 @dataclass
 class Choice:
     """A choice so far, and what is new since the last `take`."""
@@ -47,7 +77,7 @@ class Choice:
     @classmethod
     def of(
         cls,
-        asked: Generation,
+        asked: Wanted,
         is_in_reasoning: bool | None = None,
         echo: str = "",
         log_probs: LogProbs | None = None,
@@ -55,9 +85,9 @@ class Choice:
         """A choice of this request. is_in_reasoning: None if the model has no reasoning blocks."""
         parser: ToolParser | ForcedCallParser | None = None
         max_calls = MANY
-        if isinstance(asked, ChatRequest) and asked.must_call:
+        if asked.must_call:
             parser = ForcedCallParser()
-        elif isinstance(asked, ChatRequest) and asked.tool_names:
+        elif asked.tool_names:
             parser = ToolParser(asked.tool_names)
             max_calls = MANY if asked.parallel_tool_calls else 1
         return cls(
@@ -108,7 +138,7 @@ class Answer:
 
     def __init__(
         self,
-        asked: Generation,
+        asked: Wanted,
         model: str,
         num_tokens: Sequence[int],
         echoes: Sequence[tuple[str, int | None]],
@@ -119,9 +149,8 @@ class Answer:
         log-probabilities; or empty. is_in_reasoning: None if the model has no reasoning blocks.
         Choice i belongs to prompt i // asked.n."""
         self._asked, self._token_bytes = asked, token_bytes
-        self._is_chat = isinstance(asked, ChatRequest)
+        self._is_chat = asked.is_chat
         self._has_tools = bool(asked.tool_names)
-        self._shows_steps = asked.return_spec_metrics == "detailed"
         self._choices = [
             Choice.of(asked, is_in_reasoning, echo, self._log_probs(first))
             for echo, first in (echoes or [("", None)] * len(num_tokens))
@@ -163,7 +192,7 @@ class Answer:
         """Add the piece, and return its event in parts."""
         self.add(number, piece)
         choice = self._take(number, "delta")
-        if self._shows_steps:
+        if self._asked.shows_steps:
             choice["speculation"] = self._step(piece)
         usage = f', "usage": {json.dumps(self._usage())}' if self._asked.streams_usage else ""
         yield f'{self._chunk_head}"choices": ['

@@ -15,15 +15,17 @@ from starlette.exceptions import HTTPException
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.chat_schema import ChatRequest, TokenizeRequest
-from smartspec_gateway.openai.endpoint import Endpoint, Settings
+from smartspec_gateway.openai.endpoint import Endpoint
 from smartspec_gateway.openai.errors import MESSAGES, ApiError
 from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.prompts import PromptError, Prompts
+from smartspec_gateway.openai.requests import Requests, Settings
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest
-from smartspec_gateway.openai.validation import body_schema, read
+from smartspec_gateway.openai.validation import body_schema
 from smartspec_gateway.triton import Triton
+from smartspec_gateway.workers import Work, Workers
 from smartspec_launch.gateway import OpenAi
 from smartspec_py.api.contract import MODEL_NAME
 
@@ -36,7 +38,15 @@ PAGE_HEADERS = {
 KEY_VARIABLE = "SMARTSPEC_API_KEY"
 
 
-def openai_app(triton: Triton, limits: Limits, openai: OpenAi, metrics_url: str) -> FastAPI:
+def work_of(openai: OpenAi) -> Work:
+    """What a process of `workers` does for the application."""
+    prompts = Prompts(openai.model_dir, openai.chat_template)
+    return Requests(prompts, Settings(MODEL_NAME, Limits(), adapters=openai.adapters)).work
+
+
+def openai_app(
+    triton: Triton, limits: Limits, openai: OpenAi, metrics_url: str, workers: Workers
+) -> FastAPI:
     """The application. Ends the process if the template or the keys cannot be read."""
     try:
         prompts = Prompts(openai.model_dir, openai.chat_template)
@@ -44,7 +54,7 @@ def openai_app(triton: Triton, limits: Limits, openai: OpenAi, metrics_url: str)
     except (PromptError, OSError) as error:
         sys.exit(f"smartspec_gateway: {error}")
     settings = Settings(MODEL_NAME, limits, keys, metrics_url, openai.adapters)
-    return create_app(Model(triton, MODEL_NAME), prompts, settings)
+    return create_app(Model(triton, MODEL_NAME), prompts, settings, workers)
 
 
 def api_keys(path: Path | None) -> tuple[str, ...] | None:
@@ -63,34 +73,36 @@ def openai_error(status: int, message: str, path: str) -> bytes:
     return json.dumps(ApiError(status, message).body_on(path)).encode()
 
 
-def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
-    """The application."""
-    endpoint = Endpoint(model, prompts, settings)
+def create_app(
+    model: Model, prompts: Prompts, settings: Settings, workers: Workers | None = None
+) -> FastAPI:
+    """The application. workers: None uses threads."""
+    endpoint = Endpoint(model, prompts, settings, workers or Workers(settings.limits))
 
     app = FastAPI(title="SmartSpec", redoc_url=None)
     keyed = [Depends(endpoint.check_key)]
 
     @app.post("/v1/chat/completions", dependencies=keyed, openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
-        return await endpoint.chat(request, await read(request, ChatRequest))
+        return await endpoint.generate(request, "chat")
 
     @app.post("/v1/completions", dependencies=keyed, openapi_extra=body_schema(CompletionRequest))
     async def complete(request: Request) -> Response:
-        return await endpoint.complete(request, await read(request, CompletionRequest))
+        return await endpoint.generate(request, "complete")
 
     @app.post("/v1/responses", dependencies=keyed, openapi_extra=body_schema(ResponsesRequest))
     async def respond(request: Request) -> Response:
-        return await endpoint.respond(request, await read(request, ResponsesRequest))
+        return await endpoint.respond(request)
 
     @app.post(MESSAGES, dependencies=keyed, openapi_extra=body_schema(MessagesRequest))
     async def message(request: Request) -> Response:
-        return await endpoint.message(request, await read(request, MessagesRequest))
+        return await endpoint.message(request)
 
     counted = body_schema(MessagesPrompt)
 
     @app.post(f"{MESSAGES}/count_tokens", dependencies=keyed, openapi_extra=counted)
-    async def count_tokens(request: Request) -> dict[str, int]:
-        return await endpoint.count_tokens(request, await read(request, MessagesPrompt))
+    async def count_tokens(request: Request) -> Response:
+        return await endpoint.tell(request, "count_tokens")
 
     @app.get("/v1/models", dependencies=keyed)
     async def models() -> dict[str, Any]:
@@ -99,16 +111,16 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
 
     @app.get("/v1/models/{name}", dependencies=keyed)
     async def model_of(name: str) -> dict[str, Any]:
-        endpoint.check_model(name)
+        endpoint.requests.check_model(name)
         return endpoint.about_model(name)
 
     @app.post("/tokenize", dependencies=keyed, openapi_extra=body_schema(TokenizeRequest))
-    async def tokenize(request: Request) -> dict[str, Any]:
-        return await endpoint.tokenize(request, await read(request, TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        return await endpoint.tell(request, "tokenize")
 
     @app.post("/detokenize", dependencies=keyed, openapi_extra=body_schema(DetokenizeRequest))
-    async def detokenize(request: Request) -> dict[str, str]:
-        return await endpoint.detokenize(request, await read(request, DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        return await endpoint.tell(request, "detokenize")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

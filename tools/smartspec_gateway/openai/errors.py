@@ -38,6 +38,10 @@ class ApiError(Exception):
         self.status, self.message, self.param = status, message, param
         self.retry_after_s, self.code = retry_after_s, code
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.status, self.message, self.param, self.retry_after_s, self.code)
+        return type(self), fields
+
     def about(self, param: str) -> ApiError:
         """The same error of a field with another name."""
         message = param + self.message.removeprefix(self.param or "")

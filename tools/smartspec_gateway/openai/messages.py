@@ -209,8 +209,8 @@ class MessageWriter(EventWriter):
 
     def __init__(
         self,
-        asked: MessagesRequest,
         model: str,
+        stop_words: Sequence[str],
         num_prompt: int,
         choice: Choice,
         token_bytes: TokenBytes,
@@ -219,7 +219,7 @@ class MessageWriter(EventWriter):
         super().__init__(choice)
         self._model, self._num_prompt = model, num_prompt
         self._id = f"msg_{uuid.uuid4().hex}"
-        self._stops = StopFinder(asked.stop_sequences or (), token_bytes)
+        self._stops = StopFinder(stop_words, token_bytes)
         self._blocks: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._text = ""

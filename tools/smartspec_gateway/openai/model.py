@@ -54,6 +54,14 @@ Fields = dict[str, Any]
 """Values by the names of input tensors."""
 
 
+class PromptTokens(list[int]):
+    """The tokens of a prompt, with their JSON, which is made once for all choices."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__(tokens)
+        self.json = json.dumps(self, separators=(",", ":")).encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a text: the outputs of one response, with their names and meanings.
@@ -88,7 +96,7 @@ class Model:
         try:
             wanted = [output for name in IF_ASKED if name in fields for output in IF_ASKED[name]]
             outputs = (*ALWAYS, *wanted)
-            answers = self._triton.responses(body_of(checked(fields), outputs), self._name)
+            answers = self._triton.responses(_body(fields, outputs), self._name)
             async with contextlib.aclosing(answers):
                 async for found in answers:
                     for piece in itertools.chain.from_iterable(map(_pieces, found)):
@@ -103,6 +111,13 @@ class Model:
 
     async def is_ready(self) -> bool:
         return await self._triton.is_ready(self._name)
+
+
+def _body(fields: Fields, outputs: Sequence[str]) -> bytes:
+    others = {name: value for name, value in fields.items() if name != "input_ids"}
+    body = body_of(checked(others), outputs)
+    tokens = fields.get("input_ids")
+    return body if tokens is None else b'%s,"input_ids":%s}' % (body[:-1], tokens.json)
 
 
 def _pieces(document: bytes) -> Iterator[Piece]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from smartspec_gateway.openai.answers import Choice
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.json_parts import Encoded
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.responses_schema import (
     NAMES,
@@ -28,7 +29,7 @@ from smartspec_gateway.openai.responses_schema import (
     ToolChoice,
 )
 from smartspec_gateway.openai.schema import Sampling
-from smartspec_gateway.openai.validation import off_loop, validated
+from smartspec_gateway.openai.validation import validated
 from smartspec_gateway.openai.writer import Event, EventWriter
 
 SAME = Sampling.model_fields.keys() | {"stop"}
@@ -69,6 +70,22 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
     if kind != "text":
         body["response_format"] = {"type": kind, **({"json_schema": schema} if schema else {})}
     return validated(ChatRequest, body)
+
+
+def head_of(asked: ResponsesRequest, model: str) -> dict[str, Encoded]:
+    """What the response has of its request, as JSON."""
+    chosen = asked.tool_choice
+    named = isinstance(chosen, ToolChoice) and chosen.model_dump(exclude_none=True)
+    found = {
+        "model": model,
+        **{name: getattr(asked, name) for name in ECHOED},
+        "reasoning": asked.reasoning and asked.reasoning.model_dump(),
+        "text": {"format": format_of(asked)},
+        "tools": [tool.model_dump() for tool in asked.functions],
+        "tool_choice": named or asked.tool_choice or "auto",
+        "metadata": asked.metadata or {},
+    }
+    return {name: Encoded(json.dumps(value, ensure_ascii=False)) for name, value in found.items()}
 
 
 def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
@@ -185,17 +202,14 @@ class ResponseWriter(EventWriter):
 
     def __init__(
         self,
-        asked: ResponsesRequest,
-        model: str,
+        head: Mapping[str, Any],
         num_prompt: int,
         choice: Choice,
-        encode: Callable[[str, bool], Sequence[int]],
+        count: Callable[[str], Awaitable[int]],
     ) -> None:
-        """num_prompt: tokens. encode: counts the tokens of reasoning."""
+        """head: see `head_of`. num_prompt: tokens. count: the tokens of reasoning."""
         super().__init__(choice)
-        self._num_prompt, self._encode = num_prompt, encode
-        chosen = asked.tool_choice
-        named = isinstance(chosen, ToolChoice) and chosen.model_dump(exclude_none=True)
+        self._num_prompt, self._count = num_prompt, count
         self._output: list[dict[str, Any]] = []
         self._open: OpenItem | OpenCall | None = None
         self._reasoning = ""
@@ -208,15 +222,9 @@ class ResponseWriter(EventWriter):
             "status": "in_progress",
             "error": None,
             "incomplete_details": None,
-            "model": model,
             "output": [],
             "usage": None,
-            **{name: getattr(asked, name) for name in ECHOED},
-            "reasoning": asked.reasoning and asked.reasoning.model_dump(),
-            "text": {"format": format_of(asked)},
-            "tools": [tool.model_dump() for tool in asked.functions],
-            "tool_choice": named or asked.tool_choice or "auto",
-            "metadata": asked.metadata or {},
+            **head,
             "top_logprobs": 0,
             "truncation": "disabled",
             "service_tier": "default",
@@ -290,8 +298,7 @@ class ResponseWriter(EventWriter):
         return event["response"]  # type: ignore[no-any-return]
 
     async def _last_events(self) -> list[Event]:
-        size = len(self._reasoning)
-        num_reasoning = len(await off_loop(size, self._encode, self._reasoning, False))
+        num_reasoning = await self._count(self._reasoning)
         is_cut = self._choice.finish_reason == "length"
         changed: dict[str, Any] = {
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,

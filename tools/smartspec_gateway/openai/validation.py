@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -20,11 +19,7 @@ from smartspec_gateway.openai.model import FIELDS
 from smartspec_gateway.openai.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.schema import CompletionRequest
 
-T = TypeVar("T")
 Read = TypeVar("Read", bound=BaseModel)
-
-SHORT = 4096
-"""Bytes of a body that is processed at once. A thread would cost more than the work."""
 
 IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 HIDDEN_PLACES = re.compile(r"(list|literal)\[.*|function-.*|constrained-.*|TextPart|ToolChoice|str")
@@ -50,23 +45,20 @@ SHOWN = reprlib.Repr()
 SHOWN.maxstring = SHOWN.maxother = 80
 
 
-async def off_loop(size: int, work: Callable[..., T], *arguments: Any) -> T:
-    """The result of the work, in a thread if the body of this size is long."""
-    if size < SHORT:
-        return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
-
-
-async def read(request: Request, model: type[Read]) -> Read:
-    """The body. Raises ApiError. A browser asks before it sends JSON to another site, so that
-    other types of content are refused."""
+def check_type(request: Request) -> None:
+    """Raises ApiError. A browser asks before it sends JSON to another site, so that other types of
+    content are refused."""
     if not IS_JSON.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(400, "Content-Type: must be application/json")
+
+
+def read(body: bytes, model: type[Read]) -> Read:
+    """The body as the model has it. Raises ApiError."""
     try:
-        body = from_json(await request.body())
+        document = from_json(body)
     except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
-    return validated(model, body)
+    return validated(model, document)
 
 
 def validated(model: type[Read], body: Any) -> Read:

@@ -1,0 +1,371 @@
+"""From the body of a request to what the model and the writer of the answer need.
+
+This is the work that grows with a body: it may run in another process, see `workers`. Its results
+have no text of the request but what the answer has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai import messages, responses
+from smartspec_gateway.openai.answers import Wanted
+from smartspec_gateway.openai.chat_schema import (
+    ChatPrompt,
+    ChatRequest,
+    Message,
+    TokenizeRequest,
+    ToolChoice,
+)
+from smartspec_gateway.openai.errors import ApiError, renamed
+from smartspec_gateway.openai.guides import behind_reasoning
+from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
+from smartspec_gateway.openai.model import Fields, PromptTokens
+from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.reasoning import END, ends_in_reasoning, is_open
+from smartspec_gateway.openai.responses_schema import ResponsesRequest
+from smartspec_gateway.openai.schema import (
+    MAX_CHOICES,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+)
+from smartspec_gateway.openai.special_names import CUT, num_characters
+from smartspec_gateway.openai.tools import call_grammar
+from smartspec_gateway.openai.validation import read
+from smartspec_py.api.inputs import MAX_ANSWER_VALUES, MAX_GUIDE_BYTES
+from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
+
+UINT64 = 1 << 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """name: of the model. api_keys: None if requests need no key. metrics_url: of Triton.
+    adapters: names of LoRA adapters, which requests choose as `model`."""
+
+    name: str
+    limits: Limits
+    api_keys: tuple[str, ...] | None = None
+    metrics_url: str = ""
+    adapters: Sequence[str] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values of `model`."""
+        return (self.name, *self.adapters)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt. echoes,
+    is_in_reasoning: see `answers.Answer`. head, stop_words: for the writers of `responses` and
+    `messages`."""
+
+    choices: list[Fields]
+    wanted: Wanted
+    model: str
+    num_prompt: list[int]
+    guide_field: str
+    stream: bool
+    include_usage: bool = False
+    is_in_reasoning: bool | None = None
+    echoes: Sequence[tuple[str, int | None]] = ()
+    head: Mapping[str, Any] | None = None
+    stop_words: Sequence[str] = ()
+
+
+class Requests:
+    """The work by the name of its route."""
+
+    def __init__(self, prompts: Prompts, settings: Settings) -> None:
+        self.prompts, self.settings = prompts, settings
+        self._limits = Limits()
+        self._routes: dict[str, Callable[[bytes], Any]] = {
+            "chat": self._chat,
+            "complete": self._complete,
+            "respond": self._respond,
+            "message": self._message,
+            "count_tokens": self._count_tokens,
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "num_tokens": lambda text: len(prompts.encode(text.decode(), False)),
+        }
+
+    def work(self, kind: str, body: bytes, context_len: int) -> Any:
+        """Prepared, or the JSON of the answer if nothing is generated. Raises ApiError."""
+        self._limits.context_len = context_len
+        return self._routes[kind](body)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.settings.names:
+            known = " or ".join(map(repr, self.settings.names))
+            raise ApiError(404, f"model: got {name!r:.80}, must be {known}", "model")
+
+    def _chat(self, body: bytes) -> Prepared:
+        asked = self._read(body, ChatRequest)
+        if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+            name = "max_completion_tokens"
+            raise ApiError(400, f"{name}: give only one of max_tokens and {name}", name)
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise ApiError(400, "top_logprobs: only with logprobs", "top_logprobs")
+        return self._of_chat(asked)
+
+    def _of_chat(self, asked: ChatRequest, **more: Any) -> Prepared:
+        self._check_chat(asked)
+        tokens, is_in_reasoning = self._chat_prompt(asked.messages, asked)
+        choices = self._choices(asked, "messages", [tokens], is_in_reasoning)
+        sizes = [len(tokens)]
+        return self._prepared(asked, choices, sizes, is_in_reasoning=is_in_reasoning, **more)
+
+    def _prepared(
+        self, asked: Generation, choices: list[Fields], num_prompt: list[int], **more: Any
+    ) -> Prepared:
+        if asked.stream_options is not None and not asked.stream:
+            raise ApiError(400, "stream_options: only with stream", "stream_options")
+        return Prepared(
+            choices,
+            Wanted.of(asked),
+            asked.model or self.settings.name,
+            num_prompt,
+            asked.guide_field,
+            asked.stream,
+            bool(asked.stream_options and asked.stream_options.include_usage),
+            **more,
+        )
+
+    def _respond(self, body: bytes) -> Prepared:
+        asked = self._read(body, ResponsesRequest)
+        with renamed(asked.names):
+            head = responses.head_of(asked, asked.model or self.settings.name)
+            return self._of_chat(responses.chat_of(asked), head=head)
+
+    def _message(self, body: bytes) -> Prepared:
+        asked = self._read(body, MessagesRequest)
+        with renamed(asked.names):
+            chat = messages.chat_of(asked)
+            found = self._of_chat(chat, stop_words=chat.stop_words)
+        if chat.stop_words:
+            found.choices[0]["return_output_ids"] = True  # they tell which one ended the text
+        return found
+
+    def _count_tokens(self, body: bytes) -> str:
+        asked = self._read(body, MessagesPrompt)
+        with renamed(asked.names):
+            chat = messages.chat_of(asked)
+            self._check_chat(chat)
+            num = len(self._chat_prompt(chat.messages, chat)[0])
+        return json.dumps({"input_tokens": num})
+
+    def _tokenize(self, body: bytes) -> str:
+        asked = self._read(body, TokenizeRequest)
+        tokens = self._tokens(asked)
+        most = self._limits.context_len
+        found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": most}
+        if asked.return_token_strs:
+            found["token_strs"] = self.prompts.strings(tokens)
+        return json.dumps(found, ensure_ascii=False)
+
+    def _detokenize(self, body: bytes) -> str:
+        asked = self._read(body, DetokenizeRequest)
+        return json.dumps({"prompt": self.prompts.decode(asked.tokens)}, ensure_ascii=False)
+
+    def _read(self, body: bytes, model: Any) -> Any:
+        asked = read(body, model)
+        self.check_model(asked.model)
+        return asked
+
+    def _check_chat(self, asked: ChatRequest) -> None:
+        names = [tool.function.name for tool in asked.usable_tools]
+        wanted = asked.tool_choice.names if isinstance(asked.tool_choice, ToolChoice) else []
+        unknown = next((name for name in wanted if name not in names), None)
+        if unknown is not None:
+            message = f"tool_choice: got {unknown!r:.80}, must be a function of tools"
+            raise ApiError(400, message, "tool_choice")
+        if asked.must_call and not asked.callable_tools:
+            message = "tool_choice: got 'required' without a function of tools"
+            raise ApiError(400, message, "tool_choice")
+
+    def _tokens(self, asked: TokenizeRequest) -> list[int]:
+        text, messages = asked.prompt, asked.messages
+        if messages is not None:
+            if text is not None:
+                raise ApiError(400, "prompt: not together with messages", "prompt")
+            if asked.add_special_tokens:
+                name = "add_special_tokens"
+                raise ApiError(400, f"{name}: got True, must be false with messages", name)
+            return self._chat_prompt(messages, asked)[0]
+        if text is None:
+            raise ApiError(400, "prompt: must be given, or messages", "prompt")
+        if others := asked.model_fields_set & ChatPrompt.model_fields.keys():
+            raise ApiError(400, f"{min(others)}: only with messages", min(others))
+        self._check_bytes("prompt", text)
+        return self.prompts.encode(text, asked.add_special_tokens is not False)
+
+    def _chat_prompt(
+        self, messages: Sequence[Message], asked: ChatPrompt
+    ) -> tuple[list[int], bool | None]:
+        """The tokens, and whether they end in a reasoning block; None if the answer has none."""
+        if asked.continue_final_message and asked.add_generation_prompt:
+            name = "add_generation_prompt"
+            message = f"{name}: got True, must be false with continue_final_message"
+            raise ApiError(400, message, name)
+        given = [message.for_template() for message in messages]
+        variables = asked.chat_template_kwargs or {}
+        tools = [tool.model_dump(exclude_none=True) for tool in asked.usable_tools]
+        self._check_characters(given, variables, tools)
+        text = self.prompts.of_chat(
+            given, variables, asked.add_generation_prompt, tools, asked.continue_final_message
+        )
+        self._check_bytes("messages", text)
+        if (num_parts := text.count(CUT)) >= self._limits.context_len:
+            most = self._limits.context_len - 1
+            raise _too_long("messages", f"{num_parts} tokens or more", f"{most} tokens")
+        may_reason = self.prompts.has_reasoning and not text.rstrip().endswith(END)
+        begins = ends_in_reasoning(text) if may_reason else None
+        if may_reason and asked.continue_final_message and (prefix := messages[-1].text):
+            begins = is_open(prefix) or None
+        return self.prompts.encode_chat(text), begins
+
+    def _complete(self, body: bytes) -> Prepared:
+        asked = self._read(body, CompletionRequest)
+        texts = [text for text in asked.prompts if isinstance(text, str)]
+        for text in texts:
+            self._check_bytes("prompt", text)
+        encode = self.prompts.encode
+        prompts = [encode(one) if isinstance(one, str) else one for one in asked.prompts]
+        echoes: list[tuple[str, int | None]] = []
+        if asked.echo and all(prompts):
+            shown = texts or [self.prompts.decode(tokens, "prompt") for tokens in prompts]
+            firsts = [None if asked.logprobs is None else tokens[0] for tokens in prompts]
+            echoes = list(zip(shown, firsts, strict=True))
+        choices = self._choices(asked, "prompt", prompts)
+        return self._prepared(asked, choices, list(map(len, prompts)), echoes=echoes)
+
+    def _choices(
+        self,
+        asked: Generation,
+        field: str,
+        prompts: Sequence[list[int]],
+        is_in_reasoning: bool | None = None,
+    ) -> list[Fields]:
+        """The fields of each choice. field: the one with the prompts. is_in_reasoning: see
+        `_chat_prompt`."""
+        if not prompts or not all(prompts):
+            raise ApiError(400, f"{field}: must have at least one token", field)
+        if len(prompts) * asked.n > MAX_CHOICES:
+            message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
+            raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
+        shared = {**self._shared(asked), **self._guide(asked, is_in_reasoning)}
+        choices: list[Fields] = []
+        for prompt in prompts:
+            own = {
+                "text_input": "",
+                "input_ids": PromptTokens(prompt),
+                "max_tokens": self._limit(asked, field, len(prompt)),
+                # Log-probabilities of a whole text would be one document of many MB.
+                "stream": asked.stream or asked.num_top_log_probs is not None,
+            }
+            for number in range(asked.n):
+                choices.append({**shared, **own})
+                if asked.seed is not None:
+                    choices[-1]["seed"] = (asked.seed + number) % UINT64
+        self._check_answer(asked, choices)
+        return choices
+
+    def _check_answer(self, asked: Generation, choices: Sequence[Fields]) -> None:
+        """The values of an answer that is not streamed, which is held until it is whole: tokens and
+        log-probabilities, with echo of the prompts, too."""
+        if asked.stream:
+            return
+        has_echo = isinstance(asked, CompletionRequest) and asked.echo
+        num_tokens = sum(one["max_tokens"] + len(one["input_ids"]) * has_echo for one in choices)
+        top, most = asked.num_top_log_probs, MAX_ANSWER_VALUES
+        if num_tokens * (1 if top is None else 2 + top) > most:
+            each = "" if top is None else f" with {1 + top} log-probabilities each"
+            raise ApiError(
+                400,
+                f"n: got {len(choices)} texts of {num_tokens} tokens together{each}, must be at "
+                f"most {most} values: set stream, or lower n, max_tokens or the log-probabilities",
+                "n",
+            )
+
+    def _shared(self, asked: Generation) -> Fields:
+        """The fields that are the same for all choices."""
+        shared = asked.tensors()
+        if asked.model in self.settings.adapters:
+            shared["lora_name"] = asked.model
+        has_echo = isinstance(asked, CompletionRequest) and asked.echo
+        if words := asked.stop_words:
+            shared["stop_words"] = words
+        if asked.logit_bias:
+            words = [self.prompts.word(token) for token in asked.logit_bias]
+            shared["embedding_bias_words"] = words
+            shared["embedding_bias_weights"] = list(asked.logit_bias.values())
+        if asked.num_top_log_probs is not None:
+            shared["return_token_log_probs"] = asked.num_top_log_probs
+            if has_echo:
+                shared["return_prompt_log_probs"] = True
+        if asked.return_spec_metrics == "detailed":
+            shared["return_output_ids"] = True
+        if asked.token_limit == 0 and not has_echo:
+            raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
+        return shared
+
+    def _guide(self, asked: Generation, is_in_reasoning: bool | None) -> Fields:
+        """The fields of the grammar, if there is one."""
+        guides = asked.guides
+        if isinstance(asked, ChatRequest) and asked.must_call:
+            is_hermes = self.prompts.writes_hermes
+            grammar = call_grammar(asked.callable_tools, is_hermes, asked.may_call_twice)
+            guides["tools"] = "ebnf_grammar", grammar
+        if len(guides) > 1:
+            first, second, *_ = guides
+            raise ApiError(400, f"{second}: not together with {first}", second)
+        for field, (kind, guide) in guides.items():
+            if (num_bytes := len(guide.encode())) > MAX_GUIDE_BYTES:
+                message = f"{field}: got {num_bytes} bytes, must be at most {MAX_GUIDE_BYTES} bytes"
+                raise ApiError(400, message, field)
+            if is_in_reasoning is not None:
+                kind, guide = behind_reasoning(kind, guide, field, is_in_reasoning)
+            return {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+        return {}
+
+    def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
+        """Tokens to generate after a prompt. Raises ApiError if the context is too short."""
+        context_len, limit = self._limits.context_len, asked.token_limit
+        room = context_len - num_prompt
+        if room < 1:
+            allowed = f"{context_len - 1} tokens, to leave room for one more"
+            raise _too_long(field, f"{num_prompt} tokens", allowed)
+        if limit is not None and limit > room:
+            field = "max_tokens" if asked.max_tokens is not None else "max_completion_tokens"
+            both = f"the prompt has {num_prompt} tokens, and both together may have {context_len}"
+            raise _too_long(field, f"{limit}", f"{room}: {both}")
+        return room if limit is None else max(1, limit)
+
+    def _check_characters(self, messages: list[Any], variables: Any, tools: list[Any]) -> None:
+        """Before anything is searched or rendered."""
+        most = MAX_BYTES_PER_TOKEN * self._limits.context_len
+        for field, value in (
+            ("messages", messages),
+            ("chat_template_kwargs", variables),
+            ("tools", tools),
+        ):
+            if (num := num_characters(value)) > most:
+                raise _too_long(field, f"{num} characters", f"{most} characters")
+
+    def _check_bytes(self, field: str, text: str) -> None:
+        """Before the text is tokenized, which would take long."""
+        num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self._limits.context_len
+        if num_bytes > most:
+            raise _too_long(field, f"{num_bytes} bytes", f"{most} bytes")
+
+
+def _too_long(field: str, got: str, most: str) -> ApiError:
+    message = f"{field}: got {got}, must be at most {most}"
+    return ApiError(400, message, field, code="context_length_exceeded")

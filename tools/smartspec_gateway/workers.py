@@ -1,0 +1,112 @@
+"""Work on requests beside the event loop: in a thread, or for a large body in a process.
+
+A thread does not suffice for a large body. A call of a library can hold Python's lock from its
+beginning to its end, and then nothing else runs. A process can also be ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from smartspec_gateway.limits import Limits, Refused
+
+Work = Callable[[str, bytes, int], Any]
+"""From its kind, a body and the context length to the result, which can be pickled."""
+
+SHORT = 4096
+"""Bytes of a body that is processed at once. A thread would cost more than the work."""
+
+LONG = 64 * 1024
+"""Bytes of a body that a thread processes: no call takes more than about 20 ms."""
+
+MAX_PROCESSES = 2
+"""They start when they are needed. Other large bodies wait."""
+
+WORK_S = 60
+"""Time limit of a process for one body."""
+
+MAX_PROCESS_BYTES = 4 << 30
+SLICE = 256 * 1024
+"""Bytes that are written to a process at once."""
+
+SIZE_BYTES = 8
+_TOO_LONG = f"the request takes more than {WORK_S} s or too much memory: send a shorter one"
+
+
+class Workers:
+    """At most MAX_PROCESSES processes. Use within one event loop, and `close` it."""
+
+    def __init__(self, limits: Limits, argument: str | None = None) -> None:
+        """argument: of the processes, see `worker`; None uses threads in their place."""
+        self._limits, self._argument = limits, argument
+        self._idle: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
+        self._all = [_Process(argument) for _ in range(MAX_PROCESSES)] if argument else []
+        for process in self._all:
+            self._idle.put_nowait(process)
+
+    async def run(self, work: Work, kind: str, body: bytes) -> Any:
+        """The result of the work. Raises what it raises, and Refused if it takes too long."""
+        context_len = self._limits.context_len
+        if len(body) <= SHORT:
+            return work(kind, body, context_len)
+        if len(body) <= LONG or self._argument is None:
+            return await asyncio.to_thread(work, kind, body, context_len)
+        process = await self._idle.get()
+        try:
+            return await process.run(kind, body, context_len)
+        finally:
+            self._idle.put_nowait(process)
+
+    async def close(self) -> None:
+        for process in self._all:
+            await process.kill()
+
+
+class _Process:
+    """A process that is started again if it has ended."""
+
+    def __init__(self, argument: str) -> None:
+        self._argument = argument
+        self._running: asyncio.subprocess.Process | None = None
+
+    async def run(self, kind: str, body: bytes, context_len: int) -> Any:
+        header = {"kind": kind, "size": len(body), "context_len": context_len}
+        try:
+            is_good, result = pickle.loads(await self._answer(header, body))
+        except (OSError, asyncio.IncompleteReadError):
+            await self.kill()
+            raise Refused(400, _TOO_LONG) from None
+        except BaseException:  # its next answer would be that to this request
+            await self.kill()
+            raise
+        if not is_good:
+            raise result
+        return result
+
+    async def _answer(self, header: dict[str, Any], body: bytes) -> bytes:
+        running = self._running = self._running or await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "smartspec_gateway.worker", self._argument),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdin.write(json.dumps(header).encode() + b"\n")
+        for at in range(0, len(body), SLICE):
+            running.stdin.write(body[at : at + SLICE])
+            await running.stdin.drain()
+        size = int.from_bytes(await running.stdout.readexactly(SIZE_BYTES))
+        return await running.stdout.readexactly(size)
+
+    async def kill(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            with suppress(ProcessLookupError):
+                running.kill()
+            await running.communicate()  # also closes its pipes
