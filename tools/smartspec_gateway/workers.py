@@ -33,7 +33,7 @@ WORK_S = 60
 
 MAX_PROCESS_BYTES = 4 << 30
 SLICE = 256 * 1024
-"""Bytes that are written to a process at once."""
+"""Bytes that are written to a process, or read from it, at once."""
 
 SIZE_BYTES = 8
 _TOO_LONG = f"the request takes more than {WORK_S} s or too much memory: send a shorter one"
@@ -101,8 +101,12 @@ class _Process:
         for at in range(0, len(body), SLICE):
             running.stdin.write(body[at : at + SLICE])
             await running.stdin.drain()
-        size = int.from_bytes(await running.stdout.readexactly(SIZE_BYTES))
-        return await running.stdout.readexactly(size)
+        num_left = int.from_bytes(await running.stdout.readexactly(SIZE_BYTES))
+        parts = []
+        while num_left:
+            parts.append(await running.stdout.readexactly(min(num_left, SLICE)))
+            num_left -= len(parts[-1])
+        return b"".join(parts)
 
     async def kill(self) -> None:
         running, self._running = self._running, None

@@ -16,7 +16,7 @@ from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.openai.answers import Answer, Choice, events
 from smartspec_gateway.openai.errors import ApiError, renamed
-from smartspec_gateway.openai.json_parts import Encoded, json_response
+from smartspec_gateway.openai.json_parts import json_bytes_response, json_response
 from smartspec_gateway.openai.messages import MessageWriter
 from smartspec_gateway.openai.model import Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
@@ -67,7 +67,7 @@ class Endpoint:
 
     async def tell(self, request: Request, kind: str) -> Response:
         """An answer without generated text."""
-        return await json_response(Encoded(await self.prepared(request, kind)))
+        return json_bytes_response(await self.prepared(request, kind))
 
     async def generate(self, request: Request, kind: str) -> Response:
         """All choices of a chat or a completion, streamed or not."""

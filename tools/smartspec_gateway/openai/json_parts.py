@@ -77,6 +77,19 @@ async def json_response(document: Any) -> Response:
     return StreamingResponse(body(), media_type=MEDIA_TYPE)
 
 
+def json_bytes_response(body: bytes) -> Response:
+    """The answer with this JSON, which is written in parts if it is long."""
+    if len(body) <= PART:
+        return Response(body, media_type=MEDIA_TYPE)
+
+    async def slices() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), PART):
+            yield body[at : at + PART]
+            await asyncio.sleep(0)
+
+    return StreamingResponse(slices(), media_type=MEDIA_TYPE)
+
+
 def _slices(text: str) -> Iterator[str]:
     return (text[at : at + PART] for at in range(0, len(text), PART))
 

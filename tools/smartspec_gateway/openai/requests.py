@@ -153,26 +153,26 @@ class Requests:
             found.choices[0]["return_output_ids"] = True  # they tell which one ended the text
         return found
 
-    def _count_tokens(self, body: bytes) -> str:
+    def _count_tokens(self, body: bytes) -> bytes:
         asked = self._read(body, MessagesPrompt)
         with renamed(asked.names):
             chat = messages.chat_of(asked)
             self._check_chat(chat)
             num = len(self._chat_prompt(chat.messages, chat)[0])
-        return json.dumps({"input_tokens": num})
+        return _json({"input_tokens": num})
 
-    def _tokenize(self, body: bytes) -> str:
+    def _tokenize(self, body: bytes) -> bytes:
         asked = self._read(body, TokenizeRequest)
         tokens = self._tokens(asked)
         most = self._limits.context_len
         found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": most}
         if asked.return_token_strs:
             found["token_strs"] = self.prompts.strings(tokens)
-        return json.dumps(found, ensure_ascii=False)
+        return _json(found)
 
-    def _detokenize(self, body: bytes) -> str:
+    def _detokenize(self, body: bytes) -> bytes:
         asked = self._read(body, DetokenizeRequest)
-        return json.dumps({"prompt": self.prompts.decode(asked.tokens)}, ensure_ascii=False)
+        return _json({"prompt": self.prompts.decode(asked.tokens)})
 
     def _read(self, body: bytes, model: Any) -> Any:
         asked = read(body, model)
@@ -364,6 +364,10 @@ class Requests:
         num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self._limits.context_len
         if num_bytes > most:
             raise _too_long(field, f"{num_bytes} bytes", f"{most} bytes")
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _too_long(field: str, got: str, most: str) -> ApiError:
