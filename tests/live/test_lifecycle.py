@@ -127,7 +127,7 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream of two seconds ends by itself; a connection that says nothing is cut once Triton has
-    given it its time, here 5 s."""
+    given it its time, here 5 s. A supervisor sends SIGTERM to the gateway, too."""
     monkeypatch.setattr("smartspec_launch.triton_server.EXIT_TIMEOUT_S", 5.0)
     config = fake_config(step_s=0.01, limits=LimitsConfig(max_context_len=4096))
     server = TritonServer(config, tmp_path, free_address())
@@ -138,6 +138,8 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
             fields = {"text_input": "Question:", "max_tokens": 200, "num_draft_tokens": 0}
             stream = pool.submit(generate_stream, server, **fields)
             wait_until_running(server)
+            assert server._gateway is not None
+            server._gateway._process.terminate()
             assert server.stop() == 0
             responses = stream.result(timeout=10)
     assert responses[-1]["finish_reason"] == "length"
