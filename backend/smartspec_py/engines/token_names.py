@@ -7,7 +7,7 @@ tokenizer, which gives the mark's token, and then refuses this token. So
 - the library gets a tokenizer whose added tokens have other names: bytes never become one of them;
 - in rules of a Lark grammar, quoted marks and names such as `<tool_call>` become token numbers.
 
-Special tokens, such as the end of a turn, are no text. Where a grammar quotes them, they stay bytes.
+Special tokens, such as the end of a turn, are no text: where a grammar quotes them, they are bytes.
 """
 
 from __future__ import annotations
