@@ -8,9 +8,22 @@ from typing import Any
 
 import pytest
 
+from smartspec_gateway.openai.calls import Tools
 from smartspec_gateway.openai.tools import Found, ToolParser
 
-NAMES = ("weather", "time")
+TOOLS: Tools = {
+    "weather": {},
+    "time": {},
+    "find": {
+        "q": ("string",),
+        "n": ("integer",),
+        "b": ("boolean",),
+        "o": ("object",),
+        "s": ("integer", "null"),
+        "any": None,
+        "free": (),
+    },
+}
 
 
 def hermes(name: str, arguments: str) -> str:
@@ -21,6 +34,11 @@ def llama(name: str, arguments: str) -> str:
     return f'{{"name": "{name}", "parameters": {arguments}}}'
 
 
+def fenced(text: str, language: str = "json") -> str:
+    return f"```{language}\n{text}\n```"
+
+
+TAGGED = {"text": "end it with </tool_call> please"}
 ROME: dict[str, Any] = {"city": "Rome}", "days": [1, {"a": "</tool"}]}
 TEXT = json.dumps(ROME)
 HALF = '<tool_call>\n{"name": "weather", "argu'
@@ -52,6 +70,80 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("<tool_call>not JSON</tool_call>.", "<tool_call>not JSON</tool_call>.", []),
     ("<tool_call> <tool_cal", "<tool_call> <tool_cal", []),
     ('{"name": ' * 3000, '{"name": ' * 3000, []),
+    # As Qwen2.5, Granite 4, Qwen2.5-Coder and Qwen3-Coder write calls.
+    (hermes("weather", json.dumps(TAGGED)), "", [("weather", TAGGED)]),
+    (
+        "\n".join(hermes(name, json.dumps(TAGGED)) for name in ("weather", "time")),
+        "",
+        [("weather", TAGGED), ("time", TAGGED)],
+    ),
+    (hermes("time", json.dumps('{"key": "limit"}')), "", [("time", {"key": "limit"})]),
+    (hermes("time", '{"body": "a\n\tb"}'), "", [("time", {"body": "a\n\tb"})]),
+    (llama("time", '{"body": "a\n\tb"}'), "", [("time", {"body": "a\n\tb"})]),
+    ('<tool_call>{"name": "time"}</tool_call>', "", [("time", {})]),
+    (hermes("time", "null") + " x", "x", [("time", {})]),
+    (hermes("time", '{"s": "x \\ud83d"}'), "", [("time", {"s": "x \ufffd"})]),
+    ('{"name": "time"}', '{"name": "time"}', []),
+    ("<tool_call>{bad}</tool_call>.", "<tool_call>{bad}</tool_call>.", []),
+    (
+        "Sure:\n" + fenced('{"name": "time", "arguments": {"a": 1}}'),
+        "Sure:\n",
+        [("time", {"a": 1})],
+    ),
+    (
+        fenced('{\n  "name": "time",\n  "arguments": {"a": 1}\n}') + "\nDone",
+        "Done",
+        [("time", {"a": 1})],
+    ),
+    (fenced(llama("other", "{}")), fenced(llama("other", "{}")), []),
+    (
+        fenced('{"name": "time", "arguments": {}, "age": 1}'),
+        fenced('{"name": "time", "arguments": {}, "age": 1}'),
+        [],
+    ),
+    (fenced('{"a": 1}') + " and `code` ``` ", fenced('{"a": 1}') + " and `code` ``` ", []),
+    (fenced("print(1)", "python"), fenced("print(1)", "python"), []),
+    (
+        "<tool_call>\n<function=find>\n<parameter=q>\nx\n</parameter>\n<parameter=n>\n3\n"
+        "</parameter>\n</function>\n</tool_call>",
+        "",
+        [("find", {"q": "x", "n": 3})],
+    ),
+    (
+        "<function=find>\n<parameter=q>\n3\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [("find", {"q": "3", "b": True})],
+    ),
+    (
+        "ok <function=find>\n<parameter=q>a </function> b\n</parameter> c</parameter>\n"
+        '<parameter=o>\n{"a": [1]}\n</parameter><parameter=s>\nnull\n</parameter>'
+        "<parameter=free>\n7\n</parameter><parameter=any>\n7\n</parameter>"
+        "<parameter=n>\nmany\n</parameter>\n</function>",
+        "ok ",
+        [
+            (
+                "find",
+                {
+                    "q": "a </function> b\n</parameter> c",
+                    "o": {"a": [1]},
+                    "s": None,
+                    "free": "7",
+                    "any": 7,
+                    "n": "many",
+                },
+            )
+        ],
+    ),
+    ("<function=time></function> then", "then", [("time", {})]),
+    (
+        2 * "<tool_call>\n<function=time>\n</function>\n</tool_call>\n",
+        "",
+        [("time", {}), ("time", {})],
+    ),
+    ("<function=other>x</function>", "<function=other>x</function>", []),
+    ("a <function b", "a <function b", []),
+    ("<function=find>\n<parameter=q>\nx", "<function=find>\n<parameter=q>\nx", []),
 ]
 
 
@@ -70,7 +162,7 @@ def test_calls_for_any_parts(
     num_tries = 200 if len(text) < 1000 else 3
     for number in range(num_tries):
         size = 1 if number == 0 else source.randint(1, 40)
-        parser, found, left = ToolParser(NAMES), Found(), text
+        parser, found, left = ToolParser(TOOLS), Found(), text
         while left:
             num = min(len(left), size if number == 0 else source.randint(1, size))
             found.add(parser.feed(left[:num]))
@@ -80,7 +172,7 @@ def test_calls_for_any_parts(
 
 
 def test_content_is_not_held_back_for_long() -> None:
-    parser = ToolParser(NAMES)
+    parser = ToolParser(TOOLS)
     assert parser.feed("The answer").content == "The answer"
     assert parser.feed(" is <").content == " is "
     assert parser.feed("b>.").content == "<b>."

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.token_names import with_marks_as_text
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig
@@ -47,7 +48,7 @@ def load_tokenizer(key: str, folder: Path) -> Tokenizer:
     # Some files enable truncation or padding for training, which would change prompts here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
+    return with_marks_as_text(tokenizer)
 
 
 def num_token_ids(tokenizer: Tokenizer) -> int:

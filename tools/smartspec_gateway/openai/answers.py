@@ -10,6 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from smartspec_gateway.openai.call_grammar import CallFormat
+from smartspec_gateway.openai.calls import Tools
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import parts, sliced
@@ -30,28 +32,30 @@ LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a request its answer depends on. The fields have the names of the request's."""
+    """What of a request its answer depends on. Most fields have the names of the request's.
+    forced_format: that of an answer that can be nothing but tool calls, else None."""
 
     is_chat: bool
     n: int
     token_limit: int | None
     num_top_log_probs: int | None
-    tool_names: Sequence[str]
-    must_call: bool
+    tools: Tools
+    forced_format: CallFormat | None
     parallel_tool_calls: bool
     streams_usage: bool
     shows_steps: bool
 
     @classmethod
-    def of(cls, asked: Generation) -> Wanted:
+    def of(cls, asked: Generation, call_format: CallFormat) -> Wanted:
+        """call_format: that of the model."""
         is_chat = isinstance(asked, ChatRequest)
         return cls(
             is_chat,
             asked.n,
             asked.token_limit,
             asked.num_top_log_probs,
-            asked.tool_names,
-            isinstance(asked, ChatRequest) and asked.must_call,
+            asked.tool_types,
+            call_format if isinstance(asked, ChatRequest) and asked.must_call else None,
             not isinstance(asked, ChatRequest) or asked.parallel_tool_calls,
             asked.streams_usage,
             asked.return_spec_metrics == "detailed",
@@ -85,10 +89,10 @@ class Choice:
         """A choice of this request. is_in_reasoning: None if the model has no reasoning blocks."""
         parser: ToolParser | ForcedCallParser | None = None
         max_calls = MANY
-        if asked.must_call:
+        if asked.forced_format in (CallFormat.HERMES, CallFormat.LLAMA):
             parser = ForcedCallParser()
-        elif asked.tool_names:
-            parser = ToolParser(asked.tool_names)
+        elif asked.tools:
+            parser = ToolParser(asked.tools)
             max_calls = MANY if asked.parallel_tool_calls else 1
         return cls(
             parser,
@@ -150,7 +154,7 @@ class Answer:
         Choice i belongs to prompt i // asked.n."""
         self._asked, self._token_bytes = asked, token_bytes
         self._is_chat = asked.is_chat
-        self._has_tools = bool(asked.tool_names)
+        self._has_tools = bool(asked.tools)
         self._choices = [
             Choice.of(asked, is_in_reasoning, echo, self._log_probs(first))
             for echo, first in (echoes or [("", None)] * len(num_tokens))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
+from smartspec_gateway.openai.calls import Tools, parameter_types
 from smartspec_gateway.openai.schema import Body, Generation, Int32, few
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
 
@@ -271,13 +272,18 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
 
     @property
     def guides(self) -> dict[str, tuple[str, str]]:
+        """A forced call has no response format: some clients send both, and want the call."""
         schema = self.response_format and self.response_format.schema_object
+        schema = None if self.must_call else schema
         own = {} if schema is None else {"response_format": ("json_schema", json.dumps(schema))}
         return super().guides | own
 
     @property
-    def tool_names(self) -> list[str]:
-        return [] if self.guides else [tool.function.name for tool in self.callable_tools]
+    def tool_types(self) -> Tools:
+        if self.guides:
+            return {}
+        functions = [tool.function for tool in self.callable_tools]
+        return {one.name: parameter_types(one.parameters) for one in functions}
 
     @property
     def token_limit(self) -> int | None:

@@ -12,19 +12,28 @@ from smartspec_py.defaults import JSON_STYLE, lark_text
 
 ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
-REASONING = f"""reasoning: block SPACE
-block[suffix={json.dumps(END)}]: /(?s:.*)/
+REASONING = f"""block[suffix={json.dumps(END)}]: /(?s:.*)/
 SPACE: /[ \\n]{{0,2}}/"""
+"""A block up to its end, which is text."""
+
+BY_TEXT = "reasoning: block SPACE"
+BY_TOKEN = f"""reasoning: (THOUGHT {json.dumps(END)} | block) SPACE
+THOUGHT: /(?s:.*)/"""
+"""The end is a token of the model, which no text contains. Models rarely write it in pieces."""
 
 
-def behind_reasoning(kind: str, guide: str, field: str, is_inside: bool) -> tuple[str, str]:
+def behind_reasoning(
+    kind: str, guide: str, field: str, is_inside: bool, end_is_token: bool
+) -> tuple[str, str]:
     """The type and the text of the grammar of a whole answer.
 
     is_inside: whether the prompt ends inside of a reasoning block. If not, the answer may begin
-    with one. Raises ApiError.
+    with one. end_is_token: whether the tokenizer has the end of a block as one token. Raises
+    ApiError.
     """
     block = "reasoning" if is_inside else f"({json.dumps(BEGIN)} reasoning)?"
-    return "ebnf_grammar", f"start: {block} answer\n{REASONING}\n{_answer(kind, guide, field)}"
+    reasoning = f"{BY_TOKEN if end_is_token else BY_TEXT}\n{REASONING}"
+    return "ebnf_grammar", f"start: {block} answer\n{reasoning}\n{_answer(kind, guide, field)}"
 
 
 def _answer(kind: str, guide: str, field: str) -> str:

@@ -15,9 +15,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.openai import reasoning
+from smartspec_gateway.openai.call_grammar import CallFormat, format_of
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.special_names import CUT, SpecialNames
 from smartspec_gateway.openai.surrogates import without_surrogates
+from smartspec_py.engines.token_names import with_marks_as_text
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
@@ -53,7 +55,7 @@ class Prompts:
         """
         path = folder / "tokenizer.json"
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            self._tokenizer = with_marks_as_text(Tokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises plain Exception
             raise PromptError(f"{path} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
@@ -114,10 +116,13 @@ class Prompts:
         return prompt
 
     @property
-    def writes_hermes(self) -> bool:
-        """Whether tool calls have the format of Hermes, and not that of Llama 3."""
-        template = self._templates.get("tool_use") or self._templates.get("default", "")
-        return "tools" not in template or "<tool_call>" in template
+    def call_format(self) -> CallFormat:
+        """How the model writes tool calls."""
+        return format_of(self._templates.get("tool_use") or self._templates.get("default", ""))
+
+    def is_token(self, mark: str) -> bool:
+        """Whether the tokenizer has this text as one token."""
+        return len(self.encode(mark, add_special_tokens=False)) == 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`encode` of the library would hold Python's lock, and stop all streams."""

@@ -14,6 +14,7 @@ from typing import Any
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai import messages, responses
 from smartspec_gateway.openai.answers import Wanted
+from smartspec_gateway.openai.call_grammar import call_grammar
 from smartspec_gateway.openai.chat_schema import (
     ChatPrompt,
     ChatRequest,
@@ -35,7 +36,6 @@ from smartspec_gateway.openai.schema import (
     Generation,
 )
 from smartspec_gateway.openai.special_names import CUT, num_characters
-from smartspec_gateway.openai.tools import call_grammar
 from smartspec_gateway.openai.validation import read
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES, MAX_GUIDE_BYTES
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
@@ -129,7 +129,7 @@ class Requests:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
         return Prepared(
             choices,
-            Wanted.of(asked),
+            Wanted.of(asked, self.prompts.call_format),
             asked.model or self.settings.name,
             num_prompt,
             asked.guide_field,
@@ -320,8 +320,8 @@ class Requests:
         """The fields of the grammar, if there is one."""
         guides = asked.guides
         if isinstance(asked, ChatRequest) and asked.must_call:
-            is_hermes = self.prompts.writes_hermes
-            grammar = call_grammar(asked.callable_tools, is_hermes, asked.may_call_twice)
+            tools, call_format = asked.callable_tools, self.prompts.call_format
+            grammar = call_grammar(tools, call_format, asked.may_call_twice)
             guides["tools"] = "ebnf_grammar", grammar
         if len(guides) > 1:
             first, second, *_ = guides
@@ -331,7 +331,8 @@ class Requests:
                 message = f"{field}: got {num_bytes} bytes, must be at most {MAX_GUIDE_BYTES} bytes"
                 raise ApiError(400, message, field)
             if is_in_reasoning is not None:
-                kind, guide = behind_reasoning(kind, guide, field, is_in_reasoning)
+                is_token = self.prompts.is_token(END)
+                kind, guide = behind_reasoning(kind, guide, field, is_in_reasoning, is_token)
             return {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
         return {}
 

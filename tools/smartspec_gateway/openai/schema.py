@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
 
+from smartspec_gateway.openai.calls import Tools
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.api.inputs import (
     MAX_BIAS_WORDS,
@@ -252,9 +253,9 @@ class Generation(Sampling, Ignored):
         return next(iter(self.guides), "tools")
 
     @property
-    def tool_names(self) -> list[str]:
-        """Functions that the model may call."""
-        return []
+    def tool_types(self) -> Tools:
+        """The functions that the model may call, with the types of their parameters."""
+        return {}
 
     @property
     def stop_words(self) -> list[str]:

@@ -1,34 +1,39 @@
-"""Finds tool calls in generated text, as it arrives, in two formats.
+"""Finds tool calls in generated text, as it arrives, in the formats that models write.
 
-Hermes (also Qwen): `<tool_call>{"name": .., "arguments": {..}}</tool_call>` anywhere in the text.
-Llama 3: the text is `{"name": .., "parameters": {..}}`, maybe after `<|python_tag|>`, and maybe
-more of them, with `;` between. A call is passed on when it is complete. Text that is not a call of
-a given tool is content, so nothing is lost.
+- Hermes and Qwen: `<tool_call>{"name": .., "arguments": {..}}</tool_call>` anywhere in the text
+- Qwen3-Coder: `<function=NAME><parameter=KEY>value</parameter></function>`, with or without
+  `<tool_call>` around it
+- Qwen2.5-Coder: the JSON object in a fence, ```` ```json ````
+- Llama 3: the text is `{"name": .., "parameters": {..}}`, maybe after `<|python_tag|>`, and maybe
+  more of them, with `;` between
+
+A call is passed on when it is complete. Text that is not a call of a given tool is content, so
+nothing is lost. A call ends where its JSON ends: a text in its arguments may contain the marks.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import uuid
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from smartspec_gateway.openai.chat_schema import Tool
-from smartspec_gateway.openai.surrogates import without_surrogates
-from smartspec_py.defaults import JSON_STYLE
+from smartspec_gateway.openai.calls import ObjectEnd, Tools, json_call, new_call, xml_call
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-MAX_CALLS = 16
-"""Calls of one answer that must call. Small models repeat themselves until the context is full."""
-
-HEADER = re.compile(r'\{"name": "([^"]+)", "(?:arguments|parameters)": ')
-"""What a call of `call_grammar` begins with."""
-
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+FENCE = "```"
 PYTHON_TAG = "<|python_tag|>"
 SPACE = " \t\r\n"
-_DECODER = json.JSONDecoder()
+
+HEADER = re.compile(r'\{"name": "([^"]+)", "(?:arguments|parameters)": ')
+"""What a call of `call_grammar` in JSON begins with."""
+
+FENCED = re.compile(r"```(?:json)?\s*(?=\{)")
+BEGINS_FENCE = re.compile(r"`{1,3}$|```(?:j|js|jso|json)?\s*$")
+"""The end of a text in which FENCED may begin."""
+
+FUNCTION_NAME = re.compile(r"<function=([^>\n]{1,128})>")
+NO_PARAMETERS = re.compile(rf"\s*{FUNCTION_END}")
 
 
 @dataclass
@@ -45,15 +50,17 @@ class Found:
 
 
 class ToolParser:
-    """Splits one text into content and calls of the named tools."""
+    """Splits one text into content and calls of the given tools."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._left = ""
         self._may_be_json = True  # as long as there was no content
+        self._closing = ""  # what may follow the last call
         self._skipped = ""  # characters to drop between two calls
+        self._object = ObjectEnd()
         self._num_scanned = 0
-        """Characters of `_left` that are known not to end a JSON object."""
+        """Characters of `_left` that are known not to end a function."""
 
     def feed(self, text: str) -> Found:
         """What is certain after this part of the text."""
@@ -66,154 +73,167 @@ class ToolParser:
 
     def _take(self, is_end: bool) -> Found:
         found = Found()
-        while True:
-            self._left = self._left.lstrip(self._skipped)
-            if not self._left:
-                break
-            part = self._hermes(is_end) if self._left.startswith(BEGIN) else self._other(is_end)
-            if part is None:
-                break
-            self._may_be_json &= not part.content.strip(SPACE)
-            self._skipped = f"{SPACE};" if part.calls else ""
+        while (part := self._next(is_end)) is not None:
             found.add(part)
         return found
 
-    def _hermes(self, is_end: bool) -> Found | None:
-        """From BEGIN to END, or None while END is missing."""
-        body, end, rest = self._left[len(BEGIN) :].partition(END)
-        if not end and not is_end:
+    def _next(self, is_end: bool) -> Found | None:
+        """The next call or content. None if it is not known yet, or at the end."""
+        if self._closing and not self._closed(is_end):
             return None
-        if not end:  # the text was cut, maybe inside of END
-            body = body[: len(body) - overlap(body, END)]
-        call = self._call(_read(body.strip(SPACE)))
-        whole = self._left[: len(self._left) - len(rest)]
-        self._left = rest
-        return Found(calls=[call]) if call else Found(content=whole)
-
-    def _other(self, is_end: bool) -> Found | None:
-        """Llama's calls, or content up to where a call may begin. None if it is not known yet."""
-        start = self._left.lstrip(SPACE)
-        if self._may_be_json:
-            if start.startswith(PYTHON_TAG):
-                self._left = start[len(PYTHON_TAG) :]
-                return Found()
-            if start.startswith("{"):
-                return self._json(start, is_end)
-            if not is_end and PYTHON_TAG.startswith(start):
-                return None
-        at = self._left.find(BEGIN)
-        if at < 0:
-            at = len(self._left) - (0 if is_end else overlap(self._left, BEGIN))
-        content, self._left = self._left[:at], self._left[at:]
-        return Found(content) if content else None
-
-    def _json(self, start: str, is_end: bool) -> Found | None:
-        """The JSON object at the beginning; None while it is not complete."""
-        if not is_end and "}" not in start[self._num_scanned :]:
+        self._left = self._left.lstrip(self._skipped)
+        if not self._left:
             return None
-        try:
-            value, end = _DECODER.raw_decode(start)
-        except (ValueError, RecursionError):
+        if self._left.startswith(BEGIN):
+            return self._tagged(is_end)
+        if self._left.startswith(FUNCTION):
+            return self._function(0, is_end)
+        if fence := FENCED.match(self._left):
+            return self._json(fence.end(), FENCE, is_end)
+        start = len(self._left) - len(self._left.lstrip(SPACE))
+        if self._may_be_json and self._left.startswith(PYTHON_TAG, start):
+            self._left = self._left[start + len(PYTHON_TAG) :]
+            return Found()
+        if self._may_be_json and self._left.startswith("{", start):
+            return self._json(start, "", is_end)
+        return self._other(start, is_end)
+
+    def _closed(self, is_end: bool) -> bool:
+        """Drop what closes the last call, which models sometimes leave out. False if it may still
+        come."""
+        rest = self._left.lstrip(SPACE)
+        if rest.startswith(self._closing):
+            self._left = rest[len(self._closing) :]
+        elif self._closing.startswith(rest):
             if not is_end:
-                self._num_scanned = len(start)
-                return None
-            value, end = None, len(start)
-        self._num_scanned = 0
-        call = self._call(value)
-        if call:
-            self._left = start[end:]
-            return Found(calls=[call])
-        lead = self._left[: len(self._left) - len(start)]
-        self._left = start[end:]
-        return Found(lead + start[:end])
+                return False
+            self._left = ""  # the text was cut
+        self._closing = ""
+        return True
 
-    def _call(self, value: Any) -> dict[str, Any] | None:
-        """The call in OpenAI's format; None if this is not the call of a given tool."""
-        if not isinstance(value, dict):
+    def _tagged(self, is_end: bool) -> Found | None:
+        """What follows BEGIN."""
+        start = len(self._left) - len(self._left[len(BEGIN) :].lstrip(SPACE))
+        rest = self._left[start:]
+        if rest.startswith("{"):
+            return self._json(start, END, is_end)
+        if rest.startswith(FUNCTION):
+            return self._function(start, is_end)
+        if not is_end and FUNCTION.startswith(rest):
             return None
-        name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+        return self._content(len(BEGIN))
+
+    def _json(self, start: int, closing: str, is_end: bool) -> Found | None:
+        """The object at `start`; None while it is not complete. closing: what may follow a call."""
+        size = self._object.read(self._left, start)
+        if size is None:
+            num_read, is_broken = self._object.num_read, self._object.is_broken
+            if not is_broken and not is_end:
+                return None
+            self._object = ObjectEnd()
+            return self._content(start + num_read if is_broken else len(self._left))
+        self._object = ObjectEnd()
+        text = self._left[start : start + size]
+        call = json_call(text, self._tools, is_marked=closing == END)
+        return self._called(call, start + size, closing)
+
+    def _function(self, start: int, is_end: bool) -> Found | None:
+        """The function at `start`, as Qwen3-Coder writes it; None while it is not complete."""
+        header = FUNCTION_NAME.match(self._left, start)
+        if header is None or header[1] not in self._tools:
+            is_whole = header is not None or re.search(r"[>\n]", self._left[start:]) is not None
+            if not is_whole and not is_end:
+                return None
+            return self._content(start + len(FUNCTION))
+        at = self._end_of_function(header.end())
+        if at is None:
+            return self._content(len(self._left)) if is_end else None
+        self._num_scanned = 0
+        body = self._left[header.end() : at]
+        call = xml_call(header[1], body, self._tools)
+        return self._called(call, at + len(FUNCTION_END), END)
+
+    def _end_of_function(self, start: int) -> int | None:
+        """Where FUNCTION_END is that follows the last parameter. A value may contain it."""
+        if empty := NO_PARAMETERS.match(self._left, start):
+            return empty.end() - len(FUNCTION_END)
+        at = self._left.find(FUNCTION_END, max(start, self._num_scanned))
+        while at >= 0:
+            if self._left[start:at].rstrip(SPACE).endswith("</parameter>"):
+                return at
+            at = self._left.find(FUNCTION_END, at + 1)
+        self._num_scanned = max(0, len(self._left) - len(FUNCTION_END))
+        return None
+
+    def _called(self, call: dict[str, Any] | None, end: int, closing: str) -> Found:
+        """The text up to `end`, which is this call, or content."""
+        if call is None:
+            return self._content(end)
+        self._left = self._left[end:]
+        self._closing, self._skipped = closing, f"{SPACE};"
+        return Found(calls=[call])
+
+    def _content(self, size: int) -> Found:
+        content, self._left = self._left[:size], self._left[size:]
+        self._may_be_json &= not content.strip(SPACE)
+        self._skipped = ""
+        return Found(content)
+
+    def _other(self, start: int, is_end: bool) -> Found | None:
+        """Content up to where a call may begin. None if it is not known yet."""
+        if not is_end and self._may_be_json and PYTHON_TAG.startswith(self._left[start:]):
             return None
-        return _new_call(name, without_surrogates(json.dumps(arguments, ensure_ascii=False)))
+        begins = [self._left.find(mark) for mark in (BEGIN, FUNCTION)]
+        fence = FENCED.search(self._left)
+        begins += [fence.start()] if fence else []
+        at = min((begin for begin in begins if begin >= 0), default=-1)
+        if at < 0:
+            at = len(self._left) if is_end else self._num_certain()
+        return self._content(at) if at else None
+
+    def _num_certain(self) -> int:
+        """Leading characters of `_left` in which no call can begin."""
+        held = max(overlap(self._left, BEGIN), overlap(self._left, FUNCTION))
+        fence = BEGINS_FENCE.search(self._left)
+        certain = len(self._left) - held
+        return min(certain, fence.start()) if fence else certain
 
 
 class ForcedCallParser:
-    """Splits a text of `call_grammar` into calls. Arguments are passed on as they arrive, so that a
-    text that was cut is a call that was cut."""
+    """Splits a text of `call_grammar` in JSON into calls. Arguments are passed on as they arrive,
+    so a text that was cut is a call that was cut."""
 
     def __init__(self) -> None:
         self._left = ""
-        self._depth = 0  # of brackets in the arguments; 0 outside of them
-        self._is_quoted = self._is_escaped = False
+        self._object: ObjectEnd | None = None
 
     def feed(self, text: str) -> Found:
         self._left += text
         found = Found()
         while self._left:
-            if not self._depth:
+            if self._object is None:
                 header = HEADER.search(self._left)
                 if header is None or header.end() == len(self._left):
                     break
-                found.calls.append(_new_call(header[1], ""))
-                self._left = self._left[header.end() :]
-            size = self._num_arguments()
-            found.calls.append({"function": {"arguments": self._left[:size]}})
-            self._left = self._left[size:]
+                found.calls.append(new_call(header[1], ""))
+                self._left, self._object = self._left[header.end() :], ObjectEnd()
+            size = self._object.read(self._left)
+            arguments = self._left if size is None else self._left[:size]
+            found.calls.append({"function": {"arguments": arguments}})
+            self._left = self._left[len(arguments) :]
+            self._object.num_read = 0
+            if size is not None:
+                self._object = None
         return found
 
     @property
     def is_open(self) -> bool:
         """Whether the text so far ends inside of arguments."""
-        return self._depth > 0
+        return self._object is not None
 
     def finish(self) -> Found:
         """Nothing: what is left is not a part of arguments."""
         return Found()
-
-    def _num_arguments(self) -> int:
-        """Number of leading characters that belong to the arguments."""
-        for index, letter in enumerate(self._left):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_quoted:
-                self._is_escaped, self._is_quoted = letter == "\\", letter != '"'
-            elif letter == '"':
-                self._is_quoted = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    return index + 1
-        return len(self._left)
-
-
-def call_grammar(tools: Sequence[Tool], is_hermes: bool, may_repeat: bool) -> str:
-    """A Lark grammar of one call of these tools, or of several. is_hermes: otherwise Llama 3."""
-    begin, end = (f"{BEGIN}\n", f"}}\n{END}") if is_hermes else ("", "}")
-    key, separator = ("arguments", "\n") if is_hermes else ("parameters", "; ")
-    rules = []
-    for number, tool in enumerate(tools):
-        given = tool.function.parameters or {}
-        schema = {**given, "type": "object", "x-guidance": JSON_STYLE}
-        head = f'{begin}{{"name": "{tool.function.name}", "{key}": '
-        rules.append(f"call{number}: {json.dumps(head)} arguments{number} {json.dumps(end)}")
-        rules.append(f"arguments{number}: %json {json.dumps(schema)}")
-    names = " | ".join(f"call{number}" for number in range(len(tools)))
-    more = f" ({json.dumps(separator)} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
-    return "\n".join([f"start: call{more}", f"call: {names}", *rules])
-
-
-def _new_call(name: str, arguments: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
-
-
-def _read(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def overlap(text: str, word: str) -> int:

@@ -1,0 +1,94 @@
+"""Grammars of answers that must call a tool, in the format that the model was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from smartspec_gateway.openai.calls import types_of
+from smartspec_gateway.openai.chat_schema import Tool
+from smartspec_gateway.openai.tools import BEGIN, END, FUNCTION, FUNCTION_END
+from smartspec_py.defaults import JSON_STYLE
+
+MAX_CALLS = 16
+"""Calls of one answer that must call. Small models repeat themselves until the context is full."""
+
+END_OF_VALUE = "\n</parameter>\n"
+VALUE = f"value[suffix={json.dumps(END_OF_VALUE)}]: /(?s:.*)/"
+"""A text that is a parameter of Qwen3-Coder's format."""
+
+
+class CallFormat(Enum):
+    """How a model writes tool calls; see `smartspec_gateway.openai.tools`."""
+
+    HERMES = auto()
+    LLAMA = auto()
+    QWEN_XML = auto()
+
+
+def format_of(template: str) -> CallFormat:
+    """What a chat template asks for. If it does not know tools, this server asks for Hermes."""
+    if FUNCTION in template:
+        return CallFormat.QWEN_XML
+    is_hermes = "tools" not in template or BEGIN in template
+    return CallFormat.HERMES if is_hermes else CallFormat.LLAMA
+
+
+def call_grammar(tools: Sequence[Tool], call_format: CallFormat, may_repeat: bool) -> str:
+    """A Lark grammar of one call of these tools, or of several."""
+    separator = "; " if call_format is CallFormat.LLAMA else "\n"
+    names = " | ".join(f"call{number}" for number in range(len(tools)))
+    more = f" ({_text(separator)} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
+    rules = [f"start: call{more}", f"call: {names}"]
+    for number, tool in enumerate(tools):
+        schema = {**(tool.function.parameters or {}), "type": "object"}
+        if call_format is CallFormat.QWEN_XML:
+            rules += _xml_rules(number, tool.function.name, schema)
+        else:
+            rules += _json_rules(number, tool.function.name, schema, call_format)
+    return "\n".join(rules + ([VALUE] if call_format is CallFormat.QWEN_XML else []))
+
+
+def _json_rules(
+    number: int, name: str, schema: dict[str, Any], call_format: CallFormat
+) -> Iterator[str]:
+    is_hermes = call_format is CallFormat.HERMES
+    begin, end = (f"{BEGIN}\n", f"}}\n{END}") if is_hermes else ("", "}")
+    key = "arguments" if is_hermes else "parameters"
+    head = f'{begin}{{"name": "{name}", "{key}": '
+    yield f"call{number}: {_text(head)} arguments{number} {_text(end)}"
+    yield f"arguments{number}: {_json(schema)}"
+
+
+def _xml_rules(number: int, name: str, schema: dict[str, Any]) -> Iterator[str]:
+    """Parameters in the order of the schema. Texts end at the mark that ends a parameter."""
+    required, parts = set(schema.get("required", ())), []
+    shared = {str(key): schema[key] for key in ("$defs", "definitions") if key in schema}
+    for place, (key, value) in enumerate((schema.get("properties") or {}).items()):
+        rule, begin = f"parameter{number}_{place}", f"<parameter={key}>\n"
+        parts.append(rule if key in required else f"{rule}?")
+        yield f"{rule}: {_text(begin)} {_value(value, shared)}"
+    begin, end = f"{BEGIN}\n{FUNCTION}{name}>\n", f"{FUNCTION_END}\n{END}"
+    yield f"call{number}: {_text(begin)} {' '.join([*parts, _text(end)])}"
+
+
+def _value(schema: Any, shared: dict[str, Any]) -> str:
+    """A value and the end of its parameter."""
+    of_value = schema if isinstance(schema, dict) else {}
+    texts = of_value.get("enum", [of_value["const"]] if "const" in of_value else ())
+    if texts and all(isinstance(text, str) for text in texts):
+        return f"({' | '.join(_text(text) for text in texts)}) {_text(END_OF_VALUE)}"
+    types = types_of(of_value)
+    if types is not None and (not types or "string" in types):
+        return "value"
+    return f"{_json({**of_value, **shared})} {_text(END_OF_VALUE)}"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
