@@ -1,0 +1,165 @@
+"""Grammars of required calls, and of answers behind reasoning, and how their texts are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from tokenizers import AddedToken, Tokenizer
+
+from smartspec_gateway.openai.call_grammar import CallFormat, call_grammar, format_of
+from smartspec_gateway.openai.calls import parameter_types
+from smartspec_gateway.openai.chat_schema import Tool
+from smartspec_gateway.openai.guides import behind_reasoning
+from smartspec_gateway.openai.tools import ForcedCallParser, ToolParser
+from smartspec_py.core.types import GuideType
+from smartspec_py.engines.guides import compiled, grammar_text
+from smartspec_py.engines.token_names import MARKS, AddedTokens, with_marks_as_text
+from smartspec_py.engines.trial import new_tokenizer
+
+FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "q": {"type": "string"},
+        "n": {"type": ["integer", "null"]},
+        "unit": {"enum": ["km", "mile"]},
+        "place": {"$ref": "#/$defs/Place"},
+    },
+    "required": ["q", "unit"],
+    "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": {"name": "find", "parameters": SCHEMA}}),
+    Tool.model_validate({"type": "function", "function": {"name": "now"}}),
+]
+FIND = {"q": "a < b", "unit": "km"}
+TEXTS = {
+    CallFormat.HERMES: '<tool_call>\n{"name": "find", "arguments": %s}\n</tool_call>',
+    CallFormat.LLAMA: '{"name": "find", "parameters": %s}',
+}
+XML = (
+    "<tool_call>\n<function=find>\n<parameter=q>\na < b\n</parameter>\n<parameter=unit>\nkm\n"
+    '</parameter>\n<parameter=place>\n{"x": 3}\n</parameter>\n</function>\n</tool_call>'
+)
+
+
+def with_marks(is_special: bool) -> Tokenizer:
+    found = Tokenizer.from_file(str(FILE))
+    marks = [AddedToken(mark, special=is_special, normalized=False) for mark in MARKS]
+    if is_special:
+        found.add_special_tokens(marks)
+    else:
+        found.add_tokens(marks)
+    return with_marks_as_text(found)
+
+
+TOKENIZERS = {
+    "pieces": Tokenizer.from_file(str(FILE)),
+    "tokens": with_marks(is_special=False),
+    "special": with_marks(is_special=True),
+}
+
+
+def matcher(kind: str, lark: str) -> LLMatcher:
+    tokenizer = TOKENIZERS[kind]
+    added = AddedTokens(tokenizer.to_str())
+    library = new_tokenizer(added, tokenizer.get_vocab_size(), [0])
+    return compiled(library, grammar_text(GuideType.EBNF_GRAMMAR, lark, added))
+
+
+def follows(kind: str, lark: str, text: str) -> bool:
+    """Whether the whole text, as the tokenizer writes it, follows the grammar."""
+    found = matcher(kind, lark)
+    tokens = TOKENIZERS[kind].encode(text, add_special_tokens=False).ids
+    return found.consume_tokens(tokens) and found.is_accepting()
+
+
+def calls_of(parser: ToolParser | ForcedCallParser, text: str) -> list[tuple[str, Any]]:
+    found = parser.feed(text)
+    found.add(parser.finish())
+    calls: list[tuple[str, str]] = []
+    for call in found.calls:
+        if "id" in call:
+            calls.append((call["function"]["name"], ""))
+        name, arguments = calls.pop()
+        calls.append((name, arguments + call["function"]["arguments"]))
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("call_format", TEXTS)
+def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
+    grammar = call_grammar(TOOLS, call_format, may_repeat=True)
+    text = TEXTS[call_format] % json.dumps(FIND)
+    separator = "; " if call_format is CallFormat.LLAMA else "\n"
+    twice = f"{text}{separator}{text}"
+    assert follows(kind, grammar, text)
+    assert follows(kind, grammar, twice)
+    assert not follows(kind, grammar, text.replace("find", "other"))
+    assert not follows(kind, grammar, text.replace('"km"', '"cm"'))
+    types = {tool.function.name: parameter_types(tool.function.parameters) for tool in TOOLS}
+    for parser in (ForcedCallParser(), ToolParser(types)):
+        assert calls_of(parser, twice) == [("find", FIND)] * 2
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_required_calls_in_xml(kind: str) -> None:
+    grammar = call_grammar(TOOLS, CallFormat.QWEN_XML, may_repeat=True)
+    plain = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    assert follows(kind, grammar, f"{XML}\n{plain}")
+    assert not follows(kind, grammar, XML.replace("\nkm\n", "\ncm\n"))
+    assert not follows(kind, grammar, XML.replace('{"x": 3}', "3"))
+    types = {tool.function.name: parameter_types(tool.function.parameters) for tool in TOOLS}
+    found = calls_of(ToolParser(types), f"{XML}\n{plain}")
+    assert found == [("find", {**FIND, "place": {"x": 3}}), ("now", {})]
+
+
+def test_the_format_is_what_the_template_asks_for() -> None:
+    assert format_of("{{ messages }}") is CallFormat.HERMES
+    assert format_of("{% if tools %}<tool_call>{% endif %}") is CallFormat.HERMES
+    assert format_of("{% if tools %}<|python_tag|>{% endif %}") is CallFormat.LLAMA
+    assert format_of("{% for tool in tools %}<tool_call><function={{ 1 }}>") is CallFormat.QWEN_XML
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize(
+    ("guide_kind", "guide", "right", "wrong"),
+    [
+        ("json_schema", '{"type": "integer"}', "12", "x"),
+        ("choice", '["yes", "no"]', "yes", "nope"),
+        ("regex", "[a-c]/[d-f]", "a/d", "a/a"),
+        ("tools", call_grammar(TOOLS, CallFormat.LLAMA, False), "", ""),
+    ],
+)
+def test_a_thought_ends(
+    kind: str, is_inside: bool, guide_kind: str, guide: str, right: str, wrong: str
+) -> None:
+    """By its token, or written in pieces. What follows is guided."""
+    is_tools = guide_kind == "tools"
+    if is_tools:
+        right, wrong = (TEXTS[CallFormat.LLAMA] % json.dumps(FIND), "no call")
+    end_is_token = kind != "pieces"
+    lark_kind, lark = behind_reasoning(
+        "ebnf_grammar" if is_tools else guide_kind,
+        guide,
+        "tools" if is_tools else "response_format",
+        is_inside,
+        end_is_token,
+    )
+    assert lark_kind == "ebnf_grammar"
+    begin = "" if is_inside else "<think>"
+    assert follows(kind, lark, f"{begin}if a < b </think>\n\n{right}")
+    assert not follows(kind, lark, f"{begin}if a < b </think>\n\n{wrong}")
+    if not is_inside:
+        assert follows(kind, lark, right)
+    found = matcher(kind, lark)
+    encode = TOKENIZERS[kind].encode
+    parts = [*([begin] if begin else []), "hm ", "</", "think", ">", right]
+    tokens = [token for part in parts for token in encode(part, add_special_tokens=False).ids]
+    assert found.consume_tokens(tokens)
+    assert found.is_accepting()

@@ -1,0 +1,96 @@
+"""Required calls of a model whose tokenizer has `<tool_call>` as one token, with every policy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from heads_served import MODEL, config_of, serving
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
+
+from smartspec_gateway.openai.call_grammar import CallFormat, call_grammar
+from smartspec_gateway.openai.chat_schema import Tool
+from smartspec_gateway.openai.guides import behind_reasoning
+from smartspec_gateway.openai.tools import ToolParser
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.core.types import GuideType
+from smartspec_py.engines.token_names import MARKS
+from smartspec_py.serving.server import Server
+from smartspec_testing.local import generate
+
+PLACE = {"type": "string", "enum": ["here", "there", "</tool_call>"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"where": PLACE, "number": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "required": ["where", "number"],
+    "additionalProperties": False,
+}
+TOOL = Tool.model_validate({"type": "function", "function": {"name": "find", "parameters": SCHEMA}})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The shipped target, with tokens for the marks: two special ones, two others."""
+    folder = tmp_path_factory.mktemp("marks") / "target"
+    shutil.copytree(MODEL, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS[:2]])
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in MARKS[2:]])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        tensors[name] = torch.cat([tensors[name], tensors[name][100 : 100 + len(MARKS)]])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["vocab_size"] += len(MARKS)
+    (folder / "config.json").write_text(json.dumps(config))
+    with serving(config_of(model=str(folder), runtime="torch")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("call_format", CallFormat)
+@pytest.mark.parametrize("is_behind_thought", [False, True])
+def test_required_calls_are_the_same_with_every_policy(
+    server: Server, call_format: CallFormat, is_behind_thought: bool
+) -> None:
+    grammar = call_grammar([TOOL], call_format, may_repeat=False)
+    if is_behind_thought:
+        grammar = behind_reasoning("ebnf_grammar", grammar, "tools", False, end_is_token=True)[1]
+    guide = {"guide_type": GuideType.EBNF_GRAMMAR, "guide": grammar}
+    texts = []
+    for policy, proposer in (("none", None), ("fixed:5", "grammar"), ("goodput", None)):
+        params = [
+            GenerateParams(
+                "Call it:",
+                120,
+                seed=seed,
+                temperature=0.9,
+                policy=policy,
+                proposer=proposer,
+                **guide,
+            )
+            for seed in range(1, 5)
+        ]
+        sinks = generate(server, params, 60.0)
+        assert [sink.error for sink in sinks] == [None] * 4
+        texts.append([(sink.tokens, sink.text) for sink in sinks])
+    assert texts[0] == texts[1] == texts[2]
+    finished = [sink.text for sink in sinks if sink.finish_reason == "stop"]
+    assert len(finished) >= 2
+    for text in finished:
+        assert text.startswith("<think>") <= is_behind_thought
+        parser = ToolParser({"find": {"where": ("string",), "number": ("integer",)}})
+        found = parser.feed(text.rpartition("</think>")[2].lstrip())
+        found.add(parser.finish())
+        [call] = found.calls
+        arguments = json.loads(call["function"]["arguments"])
+        assert arguments["where"] in PLACE["enum"]
+        assert 0 <= arguments["number"] <= 99
+        assert not found.content.strip()
+    if call_format is CallFormat.HERMES:
+        number = server.intake._engine.tokenizer.token_to_id("<tool_call>")
+        assert all(number in sink.tokens for sink in sinks if sink.finish_reason == "stop")
