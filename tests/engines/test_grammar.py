@@ -105,3 +105,18 @@ def test_long_forced_texts_are_tokenized_in_parts(
     assert max(sizes) <= 2 * FORCED_BYTES
     assert num_forced > 50
     assert is_right(LIBRARY.decode_bytes(tokens).decode())
+
+
+def test_a_model_with_two_end_tokens() -> None:
+    """Both are allowed where the text may end, and nowhere else."""
+    ends = (END, 1)
+    library = new_tokenizer(ADDED, TOKENIZER.get_vocab_size(), ends)
+    matcher = compiled(library, grammar_text(GuideType.CHOICE, '["ab"]', ADDED))
+    state, tokens = GrammarState(matcher, library, ends, 1), [7]
+    first = state.forbidden(tokens, (), ends)
+    assert first is not None, state.error
+    assert first[list(ends)].all()
+    tokens += TOKENIZER.encode("ab", add_special_tokens=False).ids
+    last = state.forbidden(tokens, (), ends)
+    assert last is not None
+    assert (~last).nonzero()[0].tolist() == list(ends)

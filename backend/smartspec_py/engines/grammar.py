@@ -48,7 +48,7 @@ class GrammarState:
         """end_tokens: of the model. num_prompt: leading tokens that the grammar does not cover."""
         self._matcher = matcher
         self._tokenizer = tokenizer
-        self._end_tokens = end_tokens
+        self._end_tokens = list(end_tokens)  # NumPy takes a tuple for an index of each dimension
         self._num_read = num_prompt
         self._last: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
