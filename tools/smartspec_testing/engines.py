@@ -60,6 +60,22 @@ class FakeTrtllmConfig(EngineConfig):
         return build_fake_trtllm
 
 
+class ScriptedConfig(EngineConfig):
+    """Writes the texts of a script, with the tokenizer of a model: see `scripted`."""
+
+    kind: Literal["scripted"]
+    tokenizer: LocalPath
+    script: LocalPath
+
+    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
+        def build(config: ScriptedConfig, limits: LimitsConfig, folder: Path) -> Engine:
+            from smartspec_testing.scripted import build_scripted  # imports PyTorch
+
+            return build_scripted(folder / config.tokenizer, folder / config.script, limits)
+
+        return build
+
+
 def build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
     step = PassTable((1,), (1,), ((config.step_s,),))
