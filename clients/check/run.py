@@ -1,4 +1,4 @@
-"""Installs clients of other projects and runs them unchanged against a server: scripts/check_clients.
+"""Installs clients of other projects and runs them unchanged against a server.
 
 Each client runs twice: with a scripted engine behind the tokenizer and the chat template of the
 model, which writes the texts of script.json, and with the model itself, which shows that any text

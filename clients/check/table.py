@@ -1,6 +1,7 @@
 """The results of all clients as a table, on the console and in the page of the documentation."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 _HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(.*?)\r\n\r\n", re.DOTALL)
@@ -22,13 +22,19 @@ class Tee:
         self._server_port, self._folder = server_port, folder
         self._num_connections, self._name = 0, ""
         self._refusals: list[str] = []
-        self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._connected, "127.0.0.1", 0)
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.port = 0
+        ready = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),))
         self._thread.start()
+        ready.wait()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        ready.set()
+        await self._ended.wait()
+        server.close()
 
     def begin(self, name: str) -> None:
         """From now on, the client of this name is asking."""
@@ -40,18 +46,18 @@ class Tee:
         return refusals
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_connections += 1
         path = self._folder / f"{self._name}-{self._num_connections}.txt"
-        with path.open("wb") as file, suppress(ConnectionError):
+        with path.open("wb") as file, closing(writer), suppress(ConnectionError):
             theirs, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
-            await asyncio.gather(
-                self._copy(reader, to_server, file), self._copy(theirs, writer, file)
-            )
-        writer.close()
+            with closing(to_server):
+                await asyncio.gather(
+                    self._copy(reader, to_server, file), self._copy(theirs, writer, file)
+                )
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, file) -> None:
         answer = b""

@@ -1,0 +1,87 @@
+"""What scripts/check_clients makes of results, without the clients."""
+
+import json
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "clients" / "check"
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in ("table", "tee", "install"):
+        sys.modules.pop(name, None)
+
+
+def test_a_cell_is_ok_if_each_engine_passed():
+    from table import Result, page_with
+
+    def result(engine, case, error, client="one"):
+        return Result(client, f"{client} 1.0", engine, "chat", case, error)
+
+    results = [
+        result("scripted", "plain", ""),
+        result("model", "plain", ""),
+        result("scripted", "loop", ""),
+        result("model", "loop", "400 max_tokens: a | b"),
+        result("scripted", "plain", "400 max_tokens: a | b", client="two"),
+    ]
+    page = "top\n<!-- generated: clients -->\nold\n<!-- end -->\nbottom"
+    made = page_with(page, results, "some-model")
+    assert "| one | one 1.0 | chats | ok |  |  |  |  | no (1) |" in made
+    assert "| two | two 1.0 | chats | no (1) |  |  |  |  |  |" in made
+    assert made.count("a \\| b") == 1
+    assert "old" not in made
+    assert "some-model" in made
+    assert made.startswith("top\n")
+    assert made.endswith("bottom")
+
+
+def test_versions_are_those_of_the_pins():
+    from install import CLIENTS
+
+    shown = {client.name: client.versions for client in CLIENTS}
+    assert shown["openai"] == "openai 3.3.0"
+    assert shown["codex"] == "@openai/codex 0.171.0"
+
+
+def test_each_rule_of_the_script_belongs_to_a_program():
+    rules = json.loads((FOLDER / "script.json").read_text())
+    programs = "".join(path.read_text() for path in FOLDER.glob("*.py"))
+    for rule in rules:
+        assert rule["when"] in programs
+        assert rule["write"]
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_refusals_are_found_and_bytes_are_unchanged(tmp_path, is_split):
+    """A refusal whose body comes after its head is found, too."""
+    from tee import Tee
+
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 40\r\n\r\n"
+    body = b'{"error": {"message": "top_p: \\"2\\"   "}}'
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        closing(Tee(server.getsockname()[1], tmp_path)) as tee,
+    ):
+        tee.begin("one")
+        with socket.create_connection(("127.0.0.1", tee.port)) as client:
+            client.sendall(b"POST / HTTP/1.1\r\n\r\n")
+            there, _ = server.accept()
+            with there:
+                assert there.recv(100) == b"POST / HTTP/1.1\r\n\r\n"
+                received = b""
+                for part in (head, body) if is_split else (head + body,):
+                    there.sendall(part)
+                    while len(received) < len(head if part == head else head + body):
+                        received += client.recv(1000)
+        assert received == head + body
+        assert tee.taken() == ['400 top_p: "2"   ']
+        assert tee.taken() == []
+    assert b"POST" in (tmp_path / "one-1.txt").read_bytes()
