@@ -2,7 +2,8 @@
 
 Each client runs twice: with a scripted engine behind the tokenizer and the chat template of the
 model, which writes the texts of script.json, and with the model itself, which shows that any text
-works. Requests and answers are kept in .smartspec/clients/traffic.
+works. Results of earlier runs with the same model are kept for the table. Requests and answers are
+kept in .smartspec/clients/traffic.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from install import CLIENTS, HERE, Client, command, install
@@ -112,12 +114,13 @@ def _end(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def check(model: Path, engines: Sequence[str], clients: Sequence[Client]) -> list[Result]:
+def check(model: Path, engines: Sequence[str], clients: Sequence[Client]) -> Iterator[Result]:
     """Results of all clients that can be installed; others have one that says why not."""
-    results, ready = [], []
+    ready = []
     for client in clients:
         if reason := install(client, CACHE / client.name):
-            results.append(Result(client.name, client.versions, "-", "-", "plain", reason))
+            why = f"not installed: {reason}"
+            yield Result(client.name, client.versions, "-", "-", "plain", why)
         else:
             ready.append(client)
     traffic = CACHE / "traffic"
@@ -125,10 +128,20 @@ def check(model: Path, engines: Sequence[str], clients: Sequence[Client]) -> lis
     for engine in engines:
         with server(model, engine) as port, closing(Tee(port, traffic)) as tee:
             for client in ready:
-                for result in results_of(client, engine, tee):
-                    print(result.line, flush=True)
-                    results.append(result)
-    return results
+                yield from results_of(client, engine, tee)
+
+
+def earlier(path: Path, engines: Sequence[str], clients: Sequence[Client]) -> list[Result]:
+    """Stored results of what does not run now."""
+    stored = [Result(**one) for one in json.loads(path.read_text())] if path.is_file() else []
+    names = {client.name for client in clients}
+    pinned = {(client.name, client.versions) for client in CLIENTS}
+    return [
+        one
+        for one in stored
+        if (one.client, one.versions) in pinned
+        and (one.client not in names or one.engine not in (*engines, "-"))
+    ]
 
 
 def main() -> int:
@@ -145,7 +158,15 @@ def main() -> int:
         parser.error(f"--client: got {', '.join(unknown)}, must be one of {', '.join(names)}")
     model = served(given.model, None)[0]
     chosen = [one for one in CLIENTS if not given.client or one.name in given.client]
-    results = check(model, [given.engine] if given.engine else [SCRIPTED, MODEL], chosen)
+    engines = [given.engine] if given.engine else [SCRIPTED, MODEL]
+    path = CACHE / f"results-{model.stem}.json"
+    results = earlier(path, engines, chosen)
+    for result in check(model, engines, chosen):
+        print(result.line, flush=True)
+        results.append(result)
+        path.write_text(json.dumps([asdict(one) for one in results]))
+    order = [client.name for client in CLIENTS]
+    results.sort(key=lambda one: order.index(one.client))
     print(as_text(results))
     if given.write:
         PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), results, model.stem))
