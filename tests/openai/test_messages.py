@@ -301,6 +301,25 @@ def test_blocks_become_messages() -> None:
     ]
 
 
+def test_what_is_no_text_in_a_result_is_a_marker() -> None:
+    """An agent sends it again in each later request."""
+    source = {"type": "base64", "media_type": "image/png", "data": "x"}
+    content = [
+        {"type": "tool_reference", "tool_name": "grep"},
+        {"type": "image", "source": source},
+        {"type": "document", "source": source, "title": "a" * 100},
+        {"type": "document", "source": source},
+        {"type": "browser_state", "x": 1},
+        {"type": "text", "text": "end"},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": content}
+    (found,) = messages_of({"role": "user", "content": [result]})
+    assert found["content"].splitlines() == [
+        *("[tool: grep]", "[image]", f"[document: {'a' * 80}]", "[document]", "[browser_state]"),
+        "end",
+    ]
+
+
 def test_the_request_of_an_agent(prompts: Prompts) -> None:
     """Claude Code sends such fields. The first line of its system prompt is not passed on, because
     it differs in each request."""
@@ -414,8 +433,8 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ),
     (asked_with({"type": "tool_result"}), f"{IN_TEXT}.tool_use_id: must be given"),
     (
-        asked_with({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
-        f"{IN_TEXT}.content.0.type: got 'image', must be 'text'",
+        asked_with({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text"}]}),
+        f"{IN_TEXT}.content.0.text: must be given",
     ),
     ({"tools": [{"name": "a"}]}, "tools.0.input_schema: must be given"),
     (

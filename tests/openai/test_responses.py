@@ -132,6 +132,17 @@ def test_items_become_messages() -> None:
     assert found[3]["tool_call_id"] == "c"
 
 
+def test_what_is_no_text_in_an_output_is_a_marker() -> None:
+    output = [
+        {"type": "input_text", "text": "Seen:"},
+        {"type": "input_image", "image_url": "data:,"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "x"},
+    ]
+    item = {"type": "function_call_output", "call_id": "c", "output": output}
+    chat = chat_of(ResponsesRequest.model_validate({"input": [item]}))
+    assert chat.messages[0].text == "Seen:\n[image]\n[document: a.pdf]"
+
+
 def test_events_of_a_text() -> None:
     client = sdk(Echo())
     events = list(client.responses.create(model="smartspec", input="Hello!", stream=True))

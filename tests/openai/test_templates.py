@@ -228,6 +228,47 @@ def test_arguments_that_a_model_broke_are_passed_on_as_an_object(tmp_path: Path)
         assert shown in prompt(tmp_path, LLAMA3, talk, max_tokens=1)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"id": "c", "type": "function", "function": CALL | {"parsed_arguments": {"zone": "CET"}}},
+        {"function": {"name": "time", "arguments": {"zone": "CET"}}},
+    ],
+)
+def test_calls_as_clients_send_them_back(tmp_path: Path, call: dict[str, Any]) -> None:
+    """As the package `openai` has parsed them, and without what the API requires."""
+    talk = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, CALLED[2]]
+    assert prompt(tmp_path, LLAMA3, talk) == prompt(tmp_path, LLAMA3, CALLED)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ({"type": "custom"}, "type: got 'custom', must be 'function'"),
+        ({"function": {}}, "function.name: must be given"),
+        ({"function": CALL | {"arguments": 5}}, "function.arguments: got 5, must be a valid"),
+    ],
+)
+def test_wrong_calls_are_named(tmp_path: Path, call: dict[str, Any], sentence: str) -> None:
+    talk = [USER, {"role": "assistant", "tool_calls": [call]}]
+    answer = client(tmp_path, LLAMA3).post("/v1/chat/completions", json={"messages": talk})
+    expected = f"messages.1.tool_calls.0.{sentence}"
+    assert answer.json()["error"]["message"].startswith(expected)
+
+
+def test_what_is_no_text_in_a_result_is_a_marker(tmp_path: Path) -> None:
+    """Elsewhere it is refused: the server has no models for it."""
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": "x"}}
+    result = {**CALLED[2], "content": [{"type": "text", "text": "Seen:"}, image, file]}
+    assert f"Seen:\n[image]\n[document: a.pdf]{E}" in prompt(
+        tmp_path, LLAMA3, [*CALLED[:2], result]
+    )
+    body = {"messages": [{"role": "user", "content": [image]}]}
+    answer = client(tmp_path, LLAMA3).post("/v1/chat/completions", json=body)
+    assert answer.json()["error"]["param"] == "messages.0.content.0.type"
+
+
 def test_messages_cannot_contain_special_tokens(tmp_path: Path) -> None:
     """Text is the same, and the only special tokens are those of the template."""
     tokenizer = json.loads((TINY / "tokenizer.json").read_text())

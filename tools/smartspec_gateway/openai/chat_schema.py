@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from smartspec_gateway.openai.calls import Tools, parameter_types
+from smartspec_gateway.openai.media import with_markers
 from smartspec_gateway.openai.schema import Body, Generation, Int32, few
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
 
@@ -60,20 +61,25 @@ AnyTool = Annotated[
 
 
 class CalledFunction(Body):
+    """Other keys have no effect, such as `parsed_arguments` of the package `openai`."""
+
+    model_config = ConfigDict(extra="ignore")
+
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Body):
     model_config = ConfigDict(extra="allow")
 
-    id: str
-    type: Literal["function"]
+    id: str | None = None
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 
 Parts = Annotated[list[TextPart], few(MAX_PARTS)]
 ToolCalls = Annotated[list[ToolCall], few(MAX_TOOLS)]
+as_text = with_markers("text")
 
 
 class Message(Body):
@@ -84,6 +90,13 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     tool_calls: ToolCalls | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _result_as_text(cls, message: Any) -> Any:
+        if not isinstance(message, dict) or message.get("role") != "tool":
+            return message
+        return {**message, "content": as_text(message.get("content"))}
 
     @property
     def text(self) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from smartspec_gateway.openai.media import with_markers
 from smartspec_gateway.openai.schema import MAX_INT32, Body, Sampling, Words, few, only
 
 NAMES = {
@@ -36,6 +37,7 @@ class TextBlock(Part):
 
 
 Text = str | Annotated[list[TextBlock], few(MAX_PARTS)]
+ResultText = Annotated[Text, BeforeValidator(with_markers("text"))]
 
 
 class ToolUseBlock(Part):
@@ -48,7 +50,7 @@ class ToolUseBlock(Part):
 class ToolResultBlock(Part):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Text = ""
+    content: ResultText = ""
     is_error: bool = False
 
 

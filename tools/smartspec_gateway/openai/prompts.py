@@ -218,9 +218,9 @@ def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that are not a JSON object, which a model can write, become one with their text."""
-    text = call["function"]["arguments"]
+    text = call["function"].get("arguments") or "{}"
     try:
-        arguments = json.loads(text or "{}")
+        arguments = text if isinstance(text, dict) else json.loads(text)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

@@ -13,6 +13,7 @@ from smartspec_gateway.openai.chat_schema import (
     OtherTool,
     type_of,
 )
+from smartspec_gateway.openai.media import with_markers
 from smartspec_gateway.openai.schema import Body, Ignored, Int32, Sampling, Words, few, only, tensor
 
 NAMES = {
@@ -49,6 +50,7 @@ class TextPart(Body):
 
 
 Text = str | Annotated[list[TextPart], few(MAX_PARTS)]
+ResultText = Annotated[Text, BeforeValidator(with_markers("input_text", "output_text"))]
 
 
 class Item(Body):
@@ -75,7 +77,7 @@ class CallItem(Item):
 class CallOutputItem(Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: Text
+    output: ResultText
 
 
 class ReasoningItem(Item):

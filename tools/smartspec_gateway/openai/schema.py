@@ -92,7 +92,8 @@ class Body(BaseModel):
         given = {name: value for name, value in body.items() if value is not None}
         kind = cls.model_fields.get("type")
         kinds = get_args(kind.annotation) if kind else ()
-        if kinds and given.get("type") not in kinds:
+        needs_type = kind is not None and (kind.is_required() or "type" in given)
+        if needs_type and kinds and given.get("type") not in kinds:
             return {"type": given["type"]} if "type" in given else {}  # the only error to report
         known = [field.alias or name for name, field in cls.model_fields.items()]
         unknown = next((name for name in given if name not in known), None)

@@ -22,7 +22,9 @@ from smartspec_gateway.openai.schema import CompletionRequest
 Read = TypeVar("Read", bound=BaseModel)
 
 IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-HIDDEN_PLACES = re.compile(r"(list|literal)\[.*|function-.*|constrained-.*|TextPart|ToolChoice|str")
+HIDDEN_PLACES = re.compile(
+    r"(list|literal|dict)\[.*|function-.*|constrained-.*|TextPart|ToolChoice|str"
+)
 """What pydantic adds to the place of an error for the members of a union."""
 
 ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
@@ -119,7 +121,8 @@ def _name(error: Mapping[str, Any]) -> str:
     places = list(error["loc"])
     shown = []
     for before, place, after in zip([None, *places], places, [*places[1:], None], strict=False):
-        is_type = place in ITEM_TYPES or (place in BLOCK_TYPES and after is not None)
+        is_item = place in ITEM_TYPES and "tool_calls" not in places
+        is_type = is_item or (place in BLOCK_TYPES and after is not None)
         if not (HIDDEN_PLACES.fullmatch(str(place)) or (is_type and isinstance(before, int))):
             shown.append(str(place))
     return ".".join(shown)
