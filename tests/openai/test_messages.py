@@ -261,8 +261,8 @@ def test_the_last_message_of_the_assistant_is_continued(prompts: Prompts) -> Non
 
 
 def test_blocks_become_messages() -> None:
-    """Results of tools have messages of their own. Thinking is left out. Messages of one role that
-    follow each other become one."""
+    """Results of tools have messages of their own. Thinking is a field of its message. Messages of
+    one role that follow each other become one."""
     use = {"type": "tool_use", "id": "c", "name": "weather", "input": {"a": 1}}
     text = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "x": 1}
     result = {"type": "tool_result", "tool_use_id": "c"}
@@ -293,6 +293,7 @@ def test_blocks_become_messages() -> None:
         ("system", "s"),
         ("tool", ""),
     ]
+    assert found[2]["reasoning_content"] == "x"
     assert [call["id"] for call in found[2]["tool_calls"]] == ["c", "d"]
     assert found[2]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert [message["tool_call_id"] for message in found[3:5]] == ["c", "d"]

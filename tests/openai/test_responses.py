@@ -106,7 +106,7 @@ def test_a_response_has_the_required_fields() -> None:
 
 
 def test_items_become_messages() -> None:
-    """Calls belong to the assistant's message before them. Reasoning is left out."""
+    """Calls belong to the assistant's message before them."""
     output: dict[str, Any] = {"id": "msg_1", "type": "message", "status": "completed"}
     output |= {"role": "assistant"}
     part = {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}

@@ -176,7 +176,7 @@ def test_prompts(
     ("template", "messages", "part"),
     [
         (GEMMA, [SYSTEM, USER], "System role not supported"),
-        (GEMMA, [USER, USER], "Roles must alternate"),
+        (GEMMA, [TALK[1], USER], "Roles must alternate"),
         (MISTRAL, CALLED[::2], "Only user and assistant"),
         ("{{ messages[0].missing.name }}", [USER], "no attribute 'missing'"),
         ("{{ 1 / 0 }}", [USER], "division by zero"),

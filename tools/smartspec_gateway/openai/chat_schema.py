@@ -110,6 +110,12 @@ class Message(Body):
         return found | ({} if self.content is None else {"content": self.text})
 
 
+def add_thought(message: dict[str, Any], text: str) -> None:
+    """To a message of the assistant, in the field that chat templates read."""
+    thoughts = [message.get("reasoning_content"), text]
+    message["reasoning_content"] = "\n".join(filter(None, thoughts))
+
+
 class JsonSchema(Body):
     """strict: no effect, because the text always follows the schema."""
 

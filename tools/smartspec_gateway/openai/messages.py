@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from smartspec_gateway.openai.answers import Choice
-from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.messages_schema import (
@@ -25,6 +25,7 @@ from smartspec_gateway.openai.messages_schema import (
     MessagesRequest,
     Text,
     TextBlock,
+    ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -125,6 +126,8 @@ def _messages(asked: MessagesPrompt) -> list[dict[str, Any]]:
                 _open(found, message.role).setdefault("tool_calls", []).append(_call(block))
             elif isinstance(block, ToolResultBlock):
                 found.append(_result(block))
+            elif isinstance(block, ThinkingBlock) and block.thinking:
+                add_thought(_open(found, message.role), block.thinking)
     return found
 
 

@@ -55,13 +55,19 @@ class ToolResultBlock(Part):
 
 
 class ThinkingBlock(Part):
-    """Not passed to the model."""
+    type: Literal["thinking"]
+    thinking: str = ""
 
-    type: Literal["thinking", "redacted_thinking"]
+
+class RedactedBlock(Part):
+    """Not passed to the model: its text is encrypted."""
+
+    type: Literal["redacted_thinking"]
 
 
 AnyBlock = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock,
+    Field(discriminator="type"),
 ]
 
 
@@ -141,8 +147,7 @@ class MessagesPrompt(IgnoredInMessages):
     messages: Annotated[list[Message], few(MAX_MESSAGES)] = Field(
         min_length=1,
         description="the conversation so far, as text or as blocks of the types text, tool_use, "
-        "tool_result and thinking, which is not passed to the model. The answer continues a last "
-        "message of the assistant",
+        "tool_result and thinking. The answer continues a last message of the assistant",
     )
     system: Text | None = Field(None, description="a system message before the messages")
     tools: Annotated[list[Annotated[Tool, BeforeValidator(_with_type)]] | None, few(MAX_TOOLS)] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from smartspec_gateway.openai import reasoning
+from smartspec_gateway.openai import histories, reasoning
 from smartspec_gateway.openai.call_grammar import CallFormat, format_of
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.special_names import CUT, SpecialNames
@@ -97,19 +97,15 @@ class Prompts:
             messages, tools = _with_tools(messages, tools), ()
         has_developer = "developer" in template
         cut = self._special_names.cut
-        try:
-            found: Any = render_jinja_template(
-                [[cut(_message(message, has_developer)) for message in messages]],
-                tools=cut(list(tools)) or None,
-                chat_template=template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **{**self._special, **cut(dict(variables))},
-            )
-        except Exception as error:  # a template can raise anything
-            message = f"messages: the chat template refuses them: {error}"
-            raise ApiError(400, message, "messages") from error
-        prompt = without_surrogates(str(found[0][0]))
+        prompt = _rendered(
+            [_message(message, has_developer) for message in messages],
+            cut,
+            tools=cut(list(tools)) or None,
+            chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **{**self._special, **cut(dict(variables))},
+        )
         begin = self._special.get("bos_token")
         if begin and self._begin_tokens and prompt.startswith(begin):
             prompt = prompt[len(begin) :]  # the tokenizer adds it
@@ -203,6 +199,19 @@ def _with_tools(
     text = TOOLS_TEXT.format(tools="\n".join(json.dumps(tool["function"]) for tool in tools))
     first, *others = messages
     return [{**first, "content": f"{text}\n\n{first.get('content') or ''}"}, *others]
+
+
+def _rendered(messages: histories.Messages, cut: Callable[[Any], Any], **given: Any) -> str:
+    """The prompt, of the first form of the messages that the template takes."""
+    error: Exception | None = None
+    for form in histories.forms(messages):
+        try:
+            found: Any = render_jinja_template([list(map(cut, form))], **given)
+            return without_surrogates(str(found[0][0]))
+        except Exception as refused:  # a template can raise anything
+            error = refused
+    message = f"messages: the chat template refuses them: {error}"
+    raise ApiError(400, message, "messages") from error
 
 
 def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from smartspec_gateway.openai.answers import Choice
-from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import Encoded
 from smartspec_gateway.openai.model import Piece
@@ -24,6 +24,7 @@ from smartspec_gateway.openai.responses_schema import (
     CallOutputItem,
     MessageItem,
     NamedTool,
+    ReasoningItem,
     ResponsesRequest,
     Text,
     ToolChoice,
@@ -103,15 +104,24 @@ def format_of(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
-    """Function calls become part of the assistant's message before them, if there is one."""
+    """Function calls become part of the assistant's message before them, if there is one, and
+    reasoning part of the text or the calls behind it."""
     found: list[dict[str, Any]] = []
     if asked.instructions is not None:
         found.append({"role": "system", "content": asked.instructions})
     if isinstance(asked.input, str):
         return [*found, {"role": "user", "content": asked.input}]
     for item in asked.input:
+        is_begun = found and found[-1].keys() == {"role", "reasoning_content"}
         if isinstance(item, MessageItem):
-            found.append({"role": item.role, "content": _text(item.content)})
+            if not (is_begun and item.role == "assistant"):
+                found.append({"role": item.role})
+            found[-1]["content"] = _text(item.content)
+        elif isinstance(item, ReasoningItem):
+            if item.text and not is_begun:
+                found.append({"role": "assistant"})
+            if item.text:
+                add_thought(found[-1], item.text)
         elif isinstance(item, CallOutputItem):
             content = _text(item.output)
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": content})

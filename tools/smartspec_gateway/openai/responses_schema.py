@@ -80,13 +80,24 @@ class CallOutputItem(Item):
     output: ResultText
 
 
-class ReasoningItem(Item):
-    """Not passed to the model."""
+class ThoughtPart(Body):
+    model_config = ConfigDict(extra="ignore")
 
+    text: str = ""
+
+
+Thoughts = Annotated[list[ThoughtPart], few(MAX_PARTS)]
+
+
+class ReasoningItem(Item):
     type: Literal["reasoning"]
-    summary: Any = None
-    content: Any = None
+    summary: Thoughts | None = None
+    content: Thoughts | None = None
     encrypted_content: Any = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or self.summary or [])
 
 
 AnyItem = Annotated[
@@ -173,7 +184,7 @@ class ResponsesRequest(Sampling, Ignored):
 
     input: str | Annotated[list[AnyItem], few(MAX_MESSAGES)] = Field(
         description="the conversation so far: text of the user, or messages, function calls, their "
-        "outputs and reasoning, which is not passed to the model"
+        "outputs and reasoning"
     )
     stop: str | Words | None = tensor("stop_words")
     instructions: str | None = Field(None, description="a system message before the input")

@@ -1,0 +1,84 @@
+"""Forms of messages that more chat templates take. A rule is used only if a template refuses the
+messages without it, so that templates which take more are given what the client sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, count
+from typing import Any
+
+Messages = Sequence[Mapping[str, Any]]
+
+SYSTEM = ("system", "developer")
+ID_LEN = 9
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+def forms(messages: Messages) -> Iterator[Messages]:
+    """The messages as they are, and then by as few rules as possible."""
+    tried: list[Messages] = []
+    for num_rules in range(len(RULES) + 1):
+        for rules in combinations(RULES, num_rules):
+            form = messages
+            for rule in rules:
+                form = rule(form)
+            if form not in tried:
+                tried.append(form)
+                yield form
+
+
+def with_short_ids(messages: Messages) -> Messages:
+    """Ids of calls have nine letters and digits, as Mistral's templates want them. Calls and
+    results without ids belong together in their order."""
+    calls, results = count(), count()
+    found = []
+    for message in messages:
+        changed = {**message}
+        if message.get("tool_calls"):
+            changed["tool_calls"] = [
+                {**call, "id": _short(call.get("id"), next(calls))}
+                for call in message["tool_calls"]
+            ]
+        if message["role"] == "tool":
+            changed["tool_call_id"] = _short(message.get("tool_call_id"), next(results))
+        found.append(changed)
+    return found
+
+
+def with_one_system_message(messages: Messages) -> Messages:
+    """All system messages become the first message, and users' messages that follow each other
+    one message, because the same templates want roles to alternate."""
+    system = [message for message in messages if message["role"] in SYSTEM]
+    found = [{**system[0], "content": _joined(system)}] if system else []
+    for message in messages:
+        if message["role"] in SYSTEM:
+            continue
+        if message["role"] == "user" and found and found[-1]["role"] == "user":
+            found[-1]["content"] = _joined([found[-1], message])
+        else:
+            found.append({**message})
+    return found
+
+
+def without_thoughts(messages: Messages) -> Messages:
+    """Some templates refuse a thought beside text and calls."""
+    return [
+        {name: value for name, value in message.items() if name not in THOUGHTS}
+        for message in messages
+    ]
+
+
+RULES = (with_short_ids, with_one_system_message, without_thoughts)
+
+
+def _short(given: Any, number: int) -> str:
+    """The same for the same id. An id that is short already is kept."""
+    text = str(number if given is None else given)
+    if len(text) == ID_LEN and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:ID_LEN]
+
+
+def _joined(messages: Messages) -> str:
+    return "\n\n".join(filter(None, (message["content"] for message in messages)))
