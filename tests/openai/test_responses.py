@@ -282,7 +282,9 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 2}, "n", "only for /v1/chat/completions"),
     ({"input": []}, "input", "got [], must be"),
     ({"input": "a " * 600}, "input", "must be at most 511 tokens"),
-    ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input.0.x", "not supported"),
+    ({"input": [{"type": 5}]}, "input.0.type", "got 5, must be 'message'"),
+    ({"input": [{"type": "additional_tools"}]}, "input.0.tools", "must be given"),
+    ({"input": [{"type": "web_search_call"}]}, "input", "must have a message"),
     ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type", "got 'item_reference'"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -313,6 +315,54 @@ def test_wrong_fields_are_named(changed: dict[str, Any], param: str, part: str) 
     assert part in error["message"]
     assert error["message"].startswith(f"{param}: ")
     assert not model.asked
+
+
+def test_items_of_an_agent() -> None:
+    """Calls that the client ran stay in the conversation. What ran on OpenAI's servers does not."""
+    shell = {"type": "exec", "command": ["ls"]}
+    image = {"type": "input_image", "image_url": "data:,"}
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "a", "internal_note": 1},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** x"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+        {"type": "local_shell_call", "call_id": "d", "status": "completed", "action": shell},
+        {
+            "type": "local_shell_call_output",
+            "call_id": "d",
+            "output": [{"type": "input_text", "text": "b"}, image, {"stdout": "c"}],
+        },
+        {"type": "compaction_trigger"},
+    ]
+    chat = chat_of(ResponsesRequest.model_validate({"input": items}))
+    roles = [(message.role, message.text) for message in chat.messages]
+    assert roles == [
+        *(("user", "a"), ("assistant", ""), ("tool", "done"), ("assistant", "")),
+        ("tool", 'b\n[image]\n{"stdout": "c"}'),
+    ]
+    calls = [call for message in chat.messages for call in message.tool_calls or []]
+    assert [(call.id, call.function.name, call.function.arguments) for call in calls] == [
+        ("c", "apply_patch", '{"input": "*** x"}'),
+        ("d", "local_shell", json.dumps({"action": shell})),
+    ]
+
+
+def test_tools_in_the_input_are_tools(prompts: Prompts) -> None:
+    added = {
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": [{"type": "namespace", "name": "x", "tools": []}, TOOL],
+    }
+    body = {"input": [added, {"role": "user", "content": "Rome?"}]}
+    found = http(text_with(CALL), prompts).post(URL, json=body).json()
+    assert [tool["name"] for tool in found["tools"]] == ["weather"]
+    assert [item["type"] for item in found["output"]] == ["function_call"]
+
+
+def test_an_empty_input_behind_instructions(prompts: Prompts) -> None:
+    model = Echo()
+    assert http(model, prompts).post(URL, json={"input": [], "instructions": "x"}).is_success
+    assert prompts.decode(model.asked[0]["input_ids"]) == "[system]xNone"
 
 
 def test_tools_that_the_server_cannot_run_are_skipped(prompts: Prompts) -> None:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +25,7 @@ from smartspec_gateway.openai.answers import Choice
 from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import Encoded
+from smartspec_gateway.openai.media import with_markers
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.responses_schema import (
     NAMES,
@@ -24,6 +33,7 @@ from smartspec_gateway.openai.responses_schema import (
     CallOutputItem,
     MessageItem,
     NamedTool,
+    OtherItem,
     ReasoningItem,
     ResponsesRequest,
     Text,
@@ -42,6 +52,11 @@ ECHOED = (
     *("presence_penalty", "frequency_penalty", "safety_identifier", "prompt_cache_key"),
 )
 """Fields of the request that the response has unchanged."""
+
+CALLED = ("input", "action", "operation", "arguments")
+"""Fields of calls of tools that are no functions."""
+
+as_text = with_markers("input_text", "output_text")
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 """The kind of content of an item, by the type of the item."""
@@ -104,34 +119,66 @@ def format_of(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
-    """Function calls become part of the assistant's message before them, if there is one, and
-    reasoning part of the text or the calls behind it."""
+    """Calls become part of the assistant's message before them, if there is one, and reasoning
+    part of the text or the calls behind it."""
     found: list[dict[str, Any]] = []
     if asked.instructions is not None:
         found.append({"role": "system", "content": asked.instructions})
     if isinstance(asked.input, str):
         return [*found, {"role": "user", "content": asked.input}]
     for item in asked.input:
-        is_begun = found and found[-1].keys() == {"role", "reasoning_content"}
         if isinstance(item, MessageItem):
-            if not (is_begun and item.role == "assistant"):
+            if not (item.role == "assistant" and _is_thought(found)):
                 found.append({"role": item.role})
             found[-1]["content"] = _text(item.content)
         elif isinstance(item, ReasoningItem):
-            if item.text and not is_begun:
+            if item.text and not _is_thought(found):
                 found.append({"role": "assistant"})
             if item.text:
                 add_thought(found[-1], item.text)
-        elif isinstance(item, CallOutputItem):
-            content = _text(item.output)
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
-        elif isinstance(item, CallItem):
+        elif output := _output(item):
+            found.append({"role": "tool", **output})
+        elif call := _call(item):
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant"})
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
     return found
+
+
+def _is_thought(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message has no text or call yet."""
+    return bool(messages) and messages[-1].keys() == {"role", "reasoning_content"}
+
+
+def _output(item: Any) -> dict[str, Any] | None:
+    """Of a function, or of another tool that the client runs."""
+    if isinstance(item, CallOutputItem):
+        return {"tool_call_id": item.call_id, "content": _text(item.output)}
+    if not (isinstance(item, OtherItem) and item.call_id and item.type.endswith("_output")):
+        return None
+    given = (item.model_extra or {}).get("output", "")
+    parts = as_text(given if isinstance(given, list) else [given])
+    return {"tool_call_id": item.call_id, "content": "\n".join(map(_part_text, parts))}
+
+
+def _part_text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else json.dumps(part, ensure_ascii=False)
+
+
+def _call(item: Any) -> dict[str, Any] | None:
+    """Of a function. Calls of other tools have their fields as arguments."""
+    if isinstance(item, CallItem):
+        name, arguments = item.name, item.arguments
+    elif isinstance(item, OtherItem) and item.call_id:
+        given = item.model_extra or {}
+        name = str(given.get("name") or item.type.removesuffix("_call"))
+        found = {field: given[field] for field in CALLED if field in given}
+        arguments = json.dumps(found, ensure_ascii=False)
+    else:
+        return None
+    function = {"name": name, "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _text(content: Text) -> Any:

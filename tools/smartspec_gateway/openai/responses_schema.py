@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -54,7 +55,9 @@ ResultText = Annotated[Text, BeforeValidator(with_markers("input_text", "output_
 
 
 class Item(Body):
-    """What all items may have. It has no effect."""
+    """What all items may have. It has no effect, as have fields that are not known here."""
+
+    model_config = ConfigDict(extra="ignore")
 
     id: str | None = None
     status: str | None = None
@@ -100,12 +103,6 @@ class ReasoningItem(Item):
         return "\n".join(part.text for part in self.content or self.summary or [])
 
 
-AnyItem = Annotated[
-    Annotated[MessageItem | CallItem | CallOutputItem | ReasoningItem, Field(discriminator="type")],
-    BeforeValidator(_with_type),
-]
-
-
 class FunctionTool(Body):
     """A function that the model may call."""
 
@@ -126,6 +123,51 @@ def _kind(tool: Any) -> str:
 AnyTool = Annotated[
     Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
     Discriminator(_kind),
+]
+
+
+class AdditionalToolsItem(Item):
+    """Codex sends tools in the input, too."""
+
+    type: Literal["additional_tools"]
+    tools: Annotated[list[AnyTool], few(MAX_TOOLS)]
+
+
+class ReferenceItem(Item):
+    type: Annotated[
+        Literal["item_reference"], only("the item itself: the server keeps no responses")
+    ]
+
+
+class OtherItem(Item):
+    """With a call_id it is a call of a tool that the client runs, or its output. Others are
+    skipped: tools that run on OpenAI's servers leave them, and their types become more."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    call_id: str | None = None
+
+
+OWN_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
+OWN_TYPES |= {"additional_tools", "item_reference"}
+
+
+def _item_kind(item: Any) -> str:
+    kind = type_of(item)
+    return kind if kind in OWN_TYPES else "other" if isinstance(kind, str) else "message"
+
+
+AnyItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
+    | Annotated[ReferenceItem, Tag("item_reference")]
+    | Annotated[OtherItem, Tag("other")],
+    Discriminator(_item_kind),
+    BeforeValidator(_with_type),
 ]
 
 
@@ -225,5 +267,8 @@ class ResponsesRequest(Sampling, Ignored):
 
     @property
     def functions(self) -> list[FunctionTool]:
-        """The tools that the server can run."""
-        return [tool for tool in self.tools or [] if isinstance(tool, FunctionTool)]
+        """The tools that the model is told of."""
+        items = [] if isinstance(self.input, str) else self.input
+        added = [item.tools for item in items if isinstance(item, AdditionalToolsItem)]
+        tools = chain(self.tools or [], *added)
+        return [tool for tool in tools if isinstance(tool, FunctionTool)]

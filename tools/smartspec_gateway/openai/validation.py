@@ -28,7 +28,7 @@ HIDDEN_PLACES = re.compile(
 """What pydantic adds to the place of an error for the members of a union."""
 
 ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
-ITEM_TYPES |= {"function", "custom", "other"}
+ITEM_TYPES |= {"function", "custom", "other", "additional_tools", "item_reference"}
 """It adds these, too, after the number of an item."""
 
 BLOCK_TYPES = {"text", "tool_use", "tool_result", "thinking", "redacted_thinking"}
