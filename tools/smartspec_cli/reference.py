@@ -192,7 +192,9 @@ def openai_fields() -> str:
     only = f"Of chats only: {', '.join(IgnoredInChats.model_fields)}."
     parts += [_filled(f"{only} `{MessagesRequest.route}` has its own.") + "\n"]
     names = ", ".join(f"`{name}`" for name in REFUSED)
-    parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {names}.") + "\n"]
+    open_ = f"`{ResponsesRequest.route}` and `{MessagesRequest.route}`"
+    refused = f"All other fields, for example OpenAI's {names}. On {open_} they have no effect."
+    parts += ["## Refused\n", _filled(refused) + "\n"]
     return "\n".join(parts)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from itertools import product
 from typing import Any
@@ -27,6 +28,11 @@ from smartspec_gateway.openai.validation import check_type
 from smartspec_gateway.openai.writer import EventWriter
 from smartspec_gateway.workers import Workers
 
+logger = logging.getLogger("smartspec_gateway.openai")
+
+MAX_LOGGED = 256
+"""Unknown fields that are logged."""
+
 
 class Endpoint:
     """The state that routes share."""
@@ -37,6 +43,7 @@ class Endpoint:
         self.model, self.prompts, self.settings = model, prompts, settings
         self.requests = Requests(prompts, settings)
         self._workers = workers
+        self._logged: set[str] = set()
         self.begin_s = int(time.time())
 
     async def check_key(self, request: Request) -> None:
@@ -82,11 +89,11 @@ class Endpoint:
         )
         pieces = pieces_of(self.model, found.choices, found.guide_field)
         if not found.stream:
-            return await until_gone(request.receive, _whole(answer, pieces))
+            return _told(found, await until_gone(request.receive, _whole(answer, pieces)))
         # Errors up to the first piece have a status. Later ones are events.
         first = await until_gone(request.receive, anext(pieces))
         shown = events(answer, pieces, first, found.include_usage)
-        return StreamingResponse(shown, media_type="text/event-stream")
+        return _told(found, StreamingResponse(shown, media_type="text/event-stream"))
 
     async def respond(self, request: Request) -> Response:
         found: Prepared = await self.prepared(request, "respond")
@@ -107,6 +114,13 @@ class Endpoint:
         )
         return await self._write(request, found, writer)
 
+    def _log(self, path: str, ignored: Sequence[str]) -> None:
+        """Once per field."""
+        for name in ignored:
+            if name not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(name)
+                logger.warning("%s: the field %s is unknown and has no effect", path, name)
+
     def _choice(self, found: Prepared) -> Choice:
         return Choice.of(found.wanted, found.is_in_reasoning)
 
@@ -117,13 +131,21 @@ class Endpoint:
 
     async def _write(self, request: Request, found: Prepared, writer: EventWriter) -> Response:
         """Generate an answer that has events, streamed or not."""
+        self._log(request.url.path, found.ignored)
         pieces = pieces_of(self.model, found.choices, found.guide_field)
         with renamed(writer.names):
             if not found.stream:
                 document = await until_gone(request.receive, writer.whole(pieces))
-                return await json_response(document)
+                return _told(found, await json_response(document))
             first = await until_gone(request.receive, anext(pieces))
-        return StreamingResponse(writer.events(pieces, first), media_type="text/event-stream")
+        shown = writer.events(pieces, first)
+        return _told(found, StreamingResponse(shown, media_type="text/event-stream"))
+
+
+def _told(found: Prepared, response: Response) -> Response:
+    """The response, with headers for what of the request has no effect."""
+    response.headers.update(found.headers)
+    return response
 
 
 async def _body(request: Request) -> bytes:

@@ -17,6 +17,9 @@ KINDS_OF_MESSAGES = {
     504: "timeout_error",
 }
 
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's word for what does not fit the context."""
+
 MESSAGES = "/v1/messages"
 """Routes of Anthropic's API begin with it."""
 
@@ -73,6 +76,25 @@ class ApiError(Exception):
         """In the format of the API that has this route."""
         is_messages = f"{path}/".startswith(f"{MESSAGES}/")
         return self.messages_body if is_messages else self.body
+
+
+class PromptTooLong(ApiError):
+    """num_tokens: of the prompt, more than most."""
+
+    def __init__(self, param: str, got: str, allowed: str, num_tokens: int, most: int) -> None:
+        message = f"{param}: got {got}, must be at most {allowed}"
+        super().__init__(400, message, param, code=TOO_LONG)
+        self._given = param, got, allowed, num_tokens, most
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given
+
+    @property
+    def messages_body(self) -> dict[str, Any]:
+        """In Anthropic's words, at which Claude Code makes the conversation shorter."""
+        *_, num_tokens, most = self._given
+        message = f"prompt is too long: {num_tokens} tokens > {most} maximum"
+        return ApiError(self.status, message).messages_body
 
 
 @contextmanager

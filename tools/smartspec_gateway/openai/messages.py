@@ -63,7 +63,8 @@ DELTAS = {
 
 def chat_of(asked: MessagesPrompt) -> ChatRequest:
     """The same request to chats. Raises ApiError."""
-    body = asked.model_dump(include=SAME, exclude_unset=True)
+    same = SAME & type(asked).model_fields.keys()
+    body = asked.model_dump(include=same, exclude_unset=True)
     body["messages"] = messages = _messages(asked)
     if messages[-1]["role"] == "assistant" and messages[-1]["content"]:
         body |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -81,7 +82,9 @@ def chat_of(asked: MessagesPrompt) -> ChatRequest:
         for tool in asked.tools or []
     ]
     body |= _tool_choice(asked)
-    thinking = {} if asked.thinking is None else {"enable_thinking": False}
+    thinking = {}
+    if asked.thinking is not None:
+        thinking["enable_thinking"] = asked.thinking.type != "disabled"
     body["chat_template_kwargs"] = thinking | (asked.chat_template_kwargs or {})
     if asked.output_config and asked.output_config.format:
         schema = {"name": "output", "schema": asked.output_config.format.schema_}

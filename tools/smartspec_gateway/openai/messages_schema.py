@@ -9,7 +9,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.schema import MAX_INT32, Body, Sampling, Words, few, only
+from smartspec_gateway.openai.schema import (
+    MAX_INT32,
+    OPEN,
+    Body,
+    OpenBody,
+    Sampling,
+    Words,
+    few,
+    only,
+)
 
 NAMES = {
     "stop": "stop_sequences",
@@ -104,11 +113,9 @@ class ToolChoice(Body):
         return self
 
 
-class Thinking(Body):
-    type: Annotated[
-        Literal["disabled"],
-        only("'disabled', or leave out thinking: the chat template decides about it", "disabled"),
-    ]
+class Thinking(Part):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: int | None = Field(None, ge=1)
 
 
 class OutputFormat(Body):
@@ -116,7 +123,7 @@ class OutputFormat(Body):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Body):
+class OutputConfig(Part):
     effort: str | None = None
     format: OutputFormat | None = None
 
@@ -134,13 +141,14 @@ class IgnoredInMessages(Body):
         None, description="no effect, also on blocks: prefixes are reused without it"
     )
     context_management: dict[str, Any] | None = Field(
-        None, description="no effect: the messages are used as they are, without their thinking"
+        None, description="no effect: the messages are used as they are"
     )
 
 
-class MessagesPrompt(IgnoredInMessages):
+class MessagesPrompt(IgnoredInMessages, OpenBody):
     """Fields that make the prompt: the body of `/v1/messages/count_tokens`."""
 
+    model_config = OPEN
     names: ClassVar[Mapping[str, str]] = NAMES
 
     model: str | None = Field(None, description="name of the model, or of a LoRA adapter")
@@ -160,8 +168,8 @@ class MessagesPrompt(IgnoredInMessages):
     )
     thinking: Thinking | None = Field(
         None,
-        description="only of the type disabled, which sets the variable enable_thinking of the "
-        "chat template to false",
+        description="sets the variable enable_thinking of the chat template: false with the type "
+        "disabled, true with enabled, adaptive and between_tools. `budget_tokens`: no effect",
     )
     output_config: OutputConfig | None = Field(
         None, description="`format`: the text follows its JSON schema. `effort`: no effect"
@@ -174,6 +182,7 @@ class MessagesPrompt(IgnoredInMessages):
 
 
 class MessagesRequest(MessagesPrompt, Sampling):
+    model_config = OPEN
     route = "/v1/messages"
 
     max_tokens: int = Field(ge=1, le=MAX_INT32, description="most tokens to generate")

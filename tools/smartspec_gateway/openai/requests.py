@@ -22,7 +22,7 @@ from smartspec_gateway.openai.chat_schema import (
     TokenizeRequest,
     ToolChoice,
 )
-from smartspec_gateway.openai.errors import ApiError, renamed
+from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong, renamed
 from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
 from smartspec_gateway.openai.model import Fields, PromptTokens
@@ -64,7 +64,7 @@ class Settings:
 class Prepared:
     """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt. echoes,
     is_in_reasoning: see `answers.Answer`. head, stop_words: for the writers of `responses` and
-    `messages`."""
+    `messages`. ignored: unknown fields. max_tokens: if it is less than was asked for."""
 
     choices: list[Fields]
     wanted: Wanted
@@ -77,6 +77,15 @@ class Prepared:
     echoes: Sequence[tuple[str, int | None]] = ()
     head: Mapping[str, Any] | None = None
     stop_words: Sequence[str] = ()
+    ignored: Sequence[str] = ()
+    max_tokens: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What of the request had no effect."""
+        found = {"x-ignored-fields": ", ".join(self.ignored)} if self.ignored else {}
+        limit = {} if self.max_tokens is None else {"x-max-tokens": str(self.max_tokens)}
+        return found | limit
 
 
 class Requests:
@@ -127,6 +136,8 @@ class Requests:
     ) -> Prepared:
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
+        room = choices[0]["max_tokens"]
+        more["max_tokens"] = room if (asked.token_limit or 0) > room else None
         return Prepared(
             choices,
             Wanted.of(asked, self.prompts.call_format),
@@ -142,13 +153,13 @@ class Requests:
         asked = self._read(body, ResponsesRequest)
         with renamed(asked.names):
             head = responses.head_of(asked, asked.model or self.settings.name)
-            return self._of_chat(responses.chat_of(asked), head=head)
+            return self._of_chat(responses.chat_of(asked), head=head, ignored=asked.ignored)
 
     def _message(self, body: bytes) -> Prepared:
         asked = self._read(body, MessagesRequest)
         with renamed(asked.names):
             chat = messages.chat_of(asked)
-            found = self._of_chat(chat, stop_words=chat.stop_words)
+            found = self._of_chat(chat, stop_words=chat.stop_words, ignored=asked.ignored)
         if chat.stop_words:
             found.choices[0]["return_output_ids"] = True  # they tell which one ended the text
         return found
@@ -224,7 +235,8 @@ class Requests:
         self._check_bytes("messages", text)
         if (num_parts := text.count(CUT)) >= self._limits.context_len:
             most = self._limits.context_len - 1
-            raise _too_long("messages", f"{num_parts} tokens or more", f"{most} tokens")
+            got = f"{num_parts} tokens or more"
+            raise self._too_long("messages", got, f"{most} tokens", num_parts)
         may_reason = self.prompts.has_reasoning and not text.rstrip().endswith(END)
         begins = ends_in_reasoning(text) if may_reason else None
         if may_reason and asked.continue_final_message and (prefix := messages[-1].text):
@@ -337,17 +349,21 @@ class Requests:
         return {}
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
-        """Tokens to generate after a prompt. Raises ApiError if the context is too short."""
+        """Tokens to generate after a prompt. Raises ApiError if the context is too short. In chats
+        the limit is an upper bound, and agents send the most that any model has. OpenAI's
+        completions refuse a limit that does not fit, as vLLM's do."""
         context_len, limit = self._limits.context_len, asked.token_limit
         room = context_len - num_prompt
         if room < 1:
             allowed = f"{context_len - 1} tokens, to leave room for one more"
-            raise _too_long(field, f"{num_prompt} tokens", allowed)
-        if limit is not None and limit > room:
-            field = "max_tokens" if asked.max_tokens is not None else "max_completion_tokens"
-            both = f"the prompt has {num_prompt} tokens, and both together may have {context_len}"
-            raise _too_long(field, f"{limit}", f"{room}: {both}")
-        return room if limit is None else max(1, limit)
+            raise self._too_long(field, f"{num_prompt} tokens", allowed, num_prompt)
+        if limit is not None and limit > room and not isinstance(asked, ChatRequest):
+            message = (
+                f"max_tokens: got {limit}, must be at most {room}: the prompt has {num_prompt} "
+                f"tokens, and both together may have {context_len}"
+            )
+            raise ApiError(400, message, "max_tokens", code=TOO_LONG)
+        return room if limit is None else min(max(1, limit), room)
 
     def _check_characters(self, messages: list[Any], variables: Any, tools: list[Any]) -> None:
         """Before anything is searched or rendered."""
@@ -358,19 +374,21 @@ class Requests:
             ("tools", tools),
         ):
             if (num := num_characters(value)) > most:
-                raise _too_long(field, f"{num} characters", f"{most} characters")
+                num_tokens = num // MAX_BYTES_PER_TOKEN
+                got = f"{num} characters"
+                raise self._too_long(field, got, f"{most} characters", num_tokens)
 
     def _check_bytes(self, field: str, text: str) -> None:
         """Before the text is tokenized, which would take long."""
         num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self._limits.context_len
         if num_bytes > most:
-            raise _too_long(field, f"{num_bytes} bytes", f"{most} bytes")
+            num_tokens = num_bytes // MAX_BYTES_PER_TOKEN
+            raise self._too_long(field, f"{num_bytes} bytes", f"{most} bytes", num_tokens)
+
+    def _too_long(self, field: str, got: str, allowed: str, num_tokens: int) -> ApiError:
+        """num_tokens: of the prompt, or fewer if it is not tokenized."""
+        return PromptTooLong(field, got, allowed, num_tokens, self._limits.context_len - 1)
 
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _too_long(field: str, got: str, most: str) -> ApiError:
-    message = f"{field}: got {got}, must be at most {most}"
-    return ApiError(400, message, field, code="context_length_exceeded")

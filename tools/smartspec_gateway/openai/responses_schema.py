@@ -15,7 +15,18 @@ from smartspec_gateway.openai.chat_schema import (
     type_of,
 )
 from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.schema import Body, Ignored, Int32, Sampling, Words, few, only, tensor
+from smartspec_gateway.openai.schema import (
+    OPEN,
+    Body,
+    Ignored,
+    Int32,
+    OpenBody,
+    Sampling,
+    Words,
+    few,
+    only,
+    tensor,
+)
 
 NAMES = {
     "messages": "input",
@@ -220,7 +231,8 @@ class Obfuscation(Body):
     include_obfuscation: bool = False
 
 
-class ResponsesRequest(Sampling, Ignored):
+class ResponsesRequest(Sampling, Ignored, OpenBody):
+    model_config = OPEN
     route = "/v1/responses"
     names = NAMES
 

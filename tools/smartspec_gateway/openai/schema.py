@@ -9,6 +9,7 @@ costs no more than a right one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
@@ -101,6 +102,34 @@ class Body(BaseModel):
             found = {"name": unknown, "known": known}
             raise PydanticCustomError("unknown", "unknown field", found)
         return given
+
+
+MAX_SHOWN = 16
+OPEN = ConfigDict(extra="allow")
+"""Of a body whose unknown fields have no effect. A class needs it after its last base."""
+
+
+class OpenBody(Body):
+    """A body whose clients add fields with each version. A field of chats that has another name
+    here is refused, because it would have an effect."""
+
+    model_config = OPEN
+    names: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_own_names(cls, body: Any) -> Any:
+        given = body if isinstance(body, dict) else {}
+        wrong = next((name for name in cls.names if given.get(name) is not None), None)
+        if wrong is not None:
+            raise PydanticCustomError("unknown", "unknown field", {"name": wrong, "known": []})
+        return body
+
+    @property
+    def ignored(self) -> list[str]:
+        """The first unknown fields, as a header can have them."""
+        names = list(self.model_extra or ())[:MAX_SHOWN]
+        return [re.sub(r"[^\w.-]", "?", name[:64], flags=re.ASCII) for name in names]
 
 
 class StreamOptions(Body):
