@@ -341,6 +341,25 @@ def test_metrics_that_fail_are_disabled_and_requests_go_on() -> None:
         assert (num_calls, sink.num_finals) == ([1], 1)
 
 
+@pytest.mark.parametrize("call", ["add_request", "add_rejection"])
+def test_a_request_that_cannot_be_counted_is_answered(
+    call: str, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(Meter, call, fails)
+    finished, failed, refused = sinks = [LocalSink() for _ in range(3)]
+    desk.begin(finished, 1)
+    desk.begin(failed, 2)
+    desk.finish(1)
+    desk.fail(2)
+    desk.responder.refuse(refused, ErrorCode.UNAVAILABLE, "full")
+    desk.turn(REFUSAL_DELAY_S)
+    assert [sink.num_finals for sink in sinks] == [1] * 3
+    assert finished.error is None
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_metrics_that_are_due_with_a_message(stops: bool) -> None:
     """They are shown, and no sink is held afterwards: Triton unloads no model while somebody holds

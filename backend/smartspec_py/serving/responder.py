@@ -51,6 +51,7 @@ _Message = ResponseState | Update | StepRecord | LoopState | Callable[[], object
 
 UNSENT = "a response could not be sent"
 UNUSED = "a message could not be used"
+UNCOUNTED = "a request is missing in the metrics"
 NO_METRICS = "metrics could not be updated; metrics are disabled from now on"
 
 HEALTHY = Reply(GenerateParams("", 1), finish_reason=FinishReason.STOP)
@@ -261,7 +262,7 @@ class Responder:
             self._reject(claim.sink, code, message)
 
     def _reject(self, sink: Sink, code: ErrorCode, message: str) -> None:
-        self._meter.add_rejection(code)
+        _has_run(UNCOUNTED, self._meter.add_rejection, code)
         _has_run(UNSENT, sink.fail, code, message)
 
     def _handle(self, updates: Iterable[Update]) -> None:
@@ -322,7 +323,9 @@ class Responder:
     def _close(self, response: ResponseState, reason: FinishReason | None) -> None:
         """reason: None if the request ended with an error."""
         del self._open[response.sequence]
-        self._meter.add_request(response.progress, self._clock(), response.num_tokens, reason)
+        end_s, num_tokens = self._clock(), response.num_tokens
+        count = self._meter.add_request
+        _has_run(UNCOUNTED, count, response.progress, end_s, num_tokens, reason)
 
     def _check_cancelled(self) -> None:
         now = self._clock()
