@@ -24,6 +24,7 @@ from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.proposers.lookup import PromptLookupProposer
 from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving import scheduler as scheduler_module
+from smartspec_py.serving.admission import CacheLedger
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.request import ErrorCode, Request
@@ -99,6 +100,7 @@ CALLS: list[tuple[Any, str]] = [
     (PromptLookupProposer, "cohort"),
     (Speculation, "_trial"),
     (Scheduler, "_advance"),
+    (Scheduler, "_charge"),
     (scheduler_module, "_keep"),
 ]
 """Calls of a step about one request, or about several of which it is one."""
@@ -221,6 +223,28 @@ def test_a_fault_in_the_work_for_all(
     victim = check_others(server, expected)
     assert calls, "nothing was injected"
     assert victim.tokens == expected[0].tokens
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_keys_of_a_draft_model_that_cannot_be_dropped(
+    kind: type[BaseException],
+    server: Server,
+    expected: list[LocalSink],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a tight cache, which drops those of all requests here."""
+    works = Speculation.drop_cache
+
+    def fails(self: Speculation, request: Request) -> None:
+        if request.sampling.seed == SEED:
+            raise kind("a fault")
+        works(self, request)
+
+    monkeypatch.setattr(CacheLedger, "drafts_to_drop", lambda self, live: list(live))
+    monkeypatch.setattr(Speculation, "drop_cache", fails)
+    victim = check_others(server, expected)
+    assert victim.error is not None
+    assert "a fault" in victim.error[1]
 
 
 @pytest.mark.parametrize("kind", [ValueError, Panic])

@@ -143,7 +143,7 @@ class Scheduler:
 
     def _drop_drafts(self) -> None:
         for request in self.cache.drafts_to_drop(self._live()):
-            self._speculation.drop_cache(request)
+            self._alone(request, self._speculation.drop_cache)
 
     def _take_from(self, request: Request) -> None:
         """Preempt a request. If its work is in flight, cancel it; a later step then preempts it."""
@@ -204,7 +204,7 @@ class Scheduler:
             request.is_in_flight, request.engine_s = not event.is_last, now
             if not request.is_over:
                 self._alone(request, self._advance, event)
-                self._charge(request)
+                self._alone(request, self._charge)
             elif event.is_last:
                 self._alone(request, self._release)
 
