@@ -366,6 +366,24 @@ def test_a_helper_that_is_killed_is_replaced(engine: Engine) -> None:
     assert sink.error == SHUTTING_DOWN
 
 
+def test_a_helper_that_hangs_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(engine, UNLIMITED) as server:
+        stopped = helper(server)
+        os.kill(stopped, signal.SIGSTOP)
+        monkeypatch.setattr("smartspec_py.engines.trial.HANGS_S", 0.1)
+        fails = ask(server, "(a|b){3}", GuideType.REGEX)
+        fails.wait(WAIT_S)
+        assert fails.error == (
+            ErrorCode.UNAVAILABLE,
+            "guided_decoding_guide: compiling had no result within 0 s",
+        )
+        monkeypatch.undo()
+        wait_until(lambda: not is_running(stopped))
+        works = choose(server, "yes", "no")
+        works.wait(WAIT_S)
+        assert works.finish_reason is FinishReason.STOP
+
+
 def is_running(process: int) -> bool:
     """False for a zombie, which its parent has not asked for yet."""
     with contextlib.suppress(OSError):

@@ -101,6 +101,10 @@ class Unwanted(TrialEnded):
     """Nobody waits for the grammar any more."""
 
 
+class TrialHangs(TrialEnded):
+    """There is no result within HANGS_S."""
+
+
 @dataclass(frozen=True)
 class Passed:
     """A grammar in the library's format, and the memory that it takes."""
@@ -146,8 +150,13 @@ class Trials:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, _file_of(asked) as file:
-                self._send([theirs.fileno(), file])
-            return self._result(_answer(ours, lambda: is_wanted() and not self._is_closed))
+                helper = self._send([theirs.fileno(), file])
+            try:
+                answer = _answer(ours, lambda: is_wanted() and not self._is_closed)
+            except TrialHangs:
+                helper.kill()  # it may hang itself; the next trial starts another
+                raise
+            return self._result(answer)
 
     def close(self) -> None:
         """End the helper and all trials, which then raise TrialEnded."""
@@ -164,7 +173,8 @@ class Trials:
                 [_python(), "-I", "-S", "-c", HELPER], stdin=file, pass_fds=[theirs.fileno()]
             )
 
-    def _send(self, files: list[int]) -> None:
+    def _send(self, files: list[int]) -> subprocess.Popen[bytes]:
+        """Returns the helper that gets the files."""
         with self._lock:
             if self._is_closed:
                 raise TrialEnded("the server is shutting down")
@@ -175,6 +185,7 @@ class Trials:
                 socket.send_fds(self._control, [b"."], files)
             except OSError as error:
                 raise TrialEnded("the process that compiles grammars has ended") from error
+            return self._helper
 
     def _result(self, answer: bytes) -> Passed:
         if answer:
@@ -200,7 +211,7 @@ def _answer(connection: socket.socket, is_wanted: Callable[[], bool]) -> bytes:
             if not is_wanted():
                 raise Unwanted("nobody waits for this grammar") from None
             if time.monotonic() > end_s:
-                raise TrialEnded(f"compiling had no result within {HANGS_S:.0f} s") from None
+                raise TrialHangs(f"compiling had no result within {HANGS_S:.0f} s") from None
         except OSError:  # the trial was killed before it had read all
             return b""
         else:
