@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -143,6 +144,14 @@ def test_a_grammar_that_overflows_the_stack_ends_its_own_process(
     """In the server it ended all requests."""
     with pytest.raises(CrashError, match="its compiler crashed: it may nest too deeply"):
         compiler.compile(kind, guide)
+
+
+def test_a_server_with_limits_of_its_own_compiles(engine: Engine) -> None:
+    """As from `LimitCPU` of systemd: a process cannot have more than its parent."""
+    compiler = new_compiler(engine)
+    resource.prlimit(compiler._trials._helper.pid, resource.RLIMIT_CPU, (5, 5))
+    compiler.compile(GuideType.REGEX, "a{3}")
+    compiler.close()
 
 
 def test_limits_that_are_reached_at_the_first_tokens_are_found(compiler: GrammarCompiler) -> None:

@@ -325,6 +325,8 @@ def _limit(asked: dict[str, Any]) -> None:
         (resource.RLIMIT_CPU, math.ceil(2 * asked["most_s"]) + 1),
         (resource.RLIMIT_DATA, data_bytes + 2 * asked["most_bytes"]),
     ):
+        _, allowed = resource.getrlimit(kind)  # the server may have got a lower limit itself
+        most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         resource.setrlimit(kind, (most, most))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # before the server
