@@ -218,6 +218,7 @@ def test_several_prompts_and_echo() -> None:
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens", "only one"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream"),
         ({"logit_bias": {"9999": 1}}, "logit_bias", "got token '9999'"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "9, must be in 0..2047"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "hex escape"),
     ],
 )

@@ -38,6 +38,9 @@ TEMPLATES_DIR = "additional_chat_templates"
 """Where Transformers writes templates besides chat_template.jinja, such as tool_use.jinja."""
 
 MAX_KNOWN_TOKENS = 1 << 15
+MAX_DIGITS = 10
+"""Of a token id."""
+
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -165,10 +168,10 @@ class Prompts:
 
     def word(self, token: str) -> str:
         """The text of a token id of logit_bias, which must be encoded as this token again."""
-        param = "logit_bias"
-        if not token.isdecimal() or int(token) >= self._tokenizer.get_vocab_size():
-            most = self._tokenizer.get_vocab_size() - 1
-            raise ApiError(400, f"{param}: got token {token!r}, must be in 0..{most}", param)
+        param, most = "logit_bias", self._tokenizer.get_vocab_size() - 1
+        # Python refuses to convert thousands of digits.
+        if not token.isdecimal() or len(token) > MAX_DIGITS or int(token) > most:
+            raise ApiError(400, f"{param}: got token {token!r:.80}, must be in 0..{most}", param)
         word = self.decode([int(token)])
         if self.encode(word, add_special_tokens=False) != [int(token)]:
             raise ApiError(
