@@ -63,6 +63,18 @@ def test_arguments_of_an_earlier_call(
     assert error.json()["error"]["message"].endswith("\ufffd")
 
 
+@pytest.mark.parametrize("depth", [150, 500, 900, 5000])
+def test_arguments_of_any_depth(depth: int, tmp_path: Path) -> None:
+    """Beyond 200 levels they are passed as their text."""
+    arguments = '{"a":' + "[" * depth + "]" * depth + "}"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    asked, _ = client(tmp_path, TEMPLATE)
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}, HELLO]}
+    answer = asked.post("/tokenize", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "[" * depth in Prompts(TINY).decode(answer.json()["tokens"])
+
+
 WRITTEN = f'<tool_call>{{"name": "f", "arguments": {LONE}}}</tool_call>'
 FORCED = f'<tool_call>\n{{"name": "f", "arguments": {LONE}}}\n</tool_call>'
 FLAT: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}

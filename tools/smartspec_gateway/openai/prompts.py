@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
+from pydantic_core import from_json
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -18,7 +19,7 @@ from smartspec_gateway.openai import histories, reasoning
 from smartspec_gateway.openai.call_grammar import CallFormat, format_of
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.special_names import CUT, SpecialNames
-from smartspec_gateway.openai.surrogates import without_surrogates
+from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
 from smartspec_py.engines.token_names import with_marks_as_text
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
@@ -232,8 +233,10 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that are not a JSON object, which a model can write, become one with their text."""
     text = call["function"].get("arguments") or "{}"
     try:
-        arguments = text if isinstance(text, dict) else json.loads(text)
-    except (ValueError, RecursionError):
+        # At most 200 levels, as in a body: what follows takes two calls of Python for each.
+        is_read = isinstance(text, dict)
+        arguments = text if is_read else from_json(without_escaped_surrogates(text))
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         arguments = {"arguments": text}
