@@ -103,6 +103,7 @@ def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
         (b'{"text_input": "a", "max_tokens": 1, "max_tokens": 2}', '"max_tokens": given twice'),
         (b'{"text_input": "\xff", "max_tokens": 1}', "text_input: must be valid UTF-8"),
         (b'{"text_input": "\\ud800", "max_tokens": 1}', "text_input: must be valid UTF-8"),
+        (b'{"id": "\\ud800", "text_input": "a"}', "id: must be valid UTF-8"),
         (b'{"\\ud800": 1}', "unknown parameter"),
         (b'{"temperature": 0.0}', "text_input and max_tokens: required"),
         (

@@ -96,6 +96,7 @@ def _fields(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
     request_id = document.pop("id", "")
     if not isinstance(request_id, str) or len(request_id.encode("utf-8", "replace")) > MAX_ID_BYTES:
         raise Refused(400, f"id: must be text of at most {MAX_ID_BYTES} bytes")
+    _check_text("id", request_id)
     if "\0" in request_id:  # Triton would cut it there
         raise Refused(400, "id: must have no character NUL")
     parameters = document.pop("parameters", None) or {}
@@ -109,7 +110,7 @@ def _fields(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
             fields[name] = value
         elif why := why_refused(name, value, SPECS):
             raise Refused(400, why.encode("utf-8", "replace").decode())
-    return fields, request_id.encode("utf-8", "replace").decode()
+    return fields, request_id
 
 
 def _elements(spec: TensorSpec, value: Any) -> list[Any]:
@@ -121,7 +122,7 @@ def _elements(spec: TensorSpec, value: Any) -> list[Any]:
         raise _wrong_element(spec, next(each for each in elements if type(each) not in types))
     if spec.dtype == "STRING":
         for text in elements:
-            _check_text(spec, text)
+            _check_text(spec.name, text)
     elif spec.dtype == "FP32":
         for number in elements:
             if not _is_finite(number):
@@ -158,12 +159,12 @@ def _is_finite(number: float) -> bool:
         return False
 
 
-def _check_text(spec: TensorSpec, text: str) -> None:
+def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        place = f"character {error.start}"
-        raise _wrong(spec, f"must be valid UTF-8 without lone surrogates ({place})") from None
+        reason = f"must be valid UTF-8 without lone surrogates (character {error.start})"
+        raise Refused(400, field_text(name, reason)) from None
 
 
 def _shown(value: Any) -> str:
