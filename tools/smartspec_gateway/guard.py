@@ -23,6 +23,8 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 ErrorBody = Callable[[int, str, str], bytes]
 """The body of an error from status, message, and the path if it is known."""
 
+ENDING = "the server ended before the request was answered: send it to another server"
+
 _NEEDS_MODEL = re.compile("/ready$|/health$|^/v1/")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -45,7 +47,7 @@ class Guard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        send = _with_request_id(scope, send)
+        send = sender = _Sender(scope, send)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         body: list[bytes] = []
@@ -62,6 +64,10 @@ class Guard:
             await send_whole(send, refused.status, answer)
         except ClientGone:
             pass
+        except asyncio.CancelledError:  # the server ends
+            if sender.is_started:
+                raise
+            await send_whole(send, 503, self._error_body(503, ENDING, scope["path"]))
         finally:
             self._limits.held_bytes -= sum(map(len, body))
 
@@ -95,16 +101,19 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _with_request_id(scope: Message, send: Send) -> Send:
-    given = dict(scope["headers"]).get(b"x-request-id", b"")
-    request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+class _Sender:
+    """Sends the answer with the id of the request. is_started: whether its status was sent."""
 
-    async def send_with_id(message: Message) -> None:
+    def __init__(self, scope: Message, send: Send) -> None:
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        self._id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        self._send, self.is_started = send, False
+
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-        await send(message)
-
-    return send_with_id
+            message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
+            self.is_started = True
+        await self._send(message)
 
 
 async def send_whole(
