@@ -321,6 +321,13 @@ def test_what_is_no_text_in_a_result_is_a_marker() -> None:
     ]
 
 
+def test_messages_of_one_role_may_have_many_parts_together() -> None:
+    """One message may have 1,024 parts, and 4,096 messages of a role become one."""
+    many = [{"role": "user", "content": "a"}] * 1100
+    chat = chat_of(MessagesPrompt.model_validate({"messages": many}))
+    assert [message.text for message in chat.messages] == ["\n".join("a" * 1100)]
+
+
 def test_the_request_of_an_agent(prompts: Prompts) -> None:
     """Claude Code sends such fields. The first line of its system prompt is not passed on, because
     it differs in each request."""
@@ -407,6 +414,10 @@ def test_errors_of_the_model() -> None:
 IN_TEXT = "messages.0.content.0"
 
 
+USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
+USES = [{"role": "assistant", "content": [USE] * number} for number in (64, 65)]
+
+
 def asked_with(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
 
@@ -426,6 +437,10 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     (
         asked_with({"type": "tool_use", "id": "a", "name": "b", "input": {}}),
         f"{IN_TEXT}.type: got 'tool_use', must be 'text' or 'tool_result' in a message of the user",
+    ),
+    (
+        {"messages": [*HELLO, *USES]},
+        "messages: got 129 blocks tool_use in one turn, must be at most 128",
     ),
     (asked_with({"type": "tool_result"}), f"{IN_TEXT}.tool_use_id: must be given"),
     (

@@ -265,7 +265,9 @@ def test_errors_of_the_model() -> None:
 
 
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, NAMED]}
+CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 SENTENCES: list[tuple[dict[str, Any], str, str]] = [
+    ({"input": [CALL_ITEM] * 129}, "input", "got 129 items function_call in one turn, must be at"),
     ({"store": True}, "store", "must be false: the server keeps no responses"),
     ({"background": True}, "background", "must be false: the server keeps no responses"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "must be left out: the server"),
@@ -302,7 +304,7 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "param", "part"), SENTENCES, ids=str)
+@pytest.mark.parametrize(("changed", "param", "part"), SENTENCES, ids=lambda item: str(item)[:40])
 def test_wrong_fields_are_named(changed: dict[str, Any], param: str, part: str) -> None:
     model = Echo()
     answer = http(model).post(URL, json={"input": "Hello!", **changed})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from smartspec_gateway.openai.calls import Tools, parameter_types
+from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.media import with_markers
 from smartspec_gateway.openai.schema import Body, Generation, Int32, few
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
@@ -114,6 +116,15 @@ def add_thought(message: dict[str, Any], text: str) -> None:
     """To a message of the assistant, in the field that chat templates read."""
     thoughts = [message.get("reasoning_content"), text]
     message["reasoning_content"] = "\n".join(filter(None, thoughts))
+
+
+def check_calls(messages: Iterable[Mapping[str, Any]], field: str, kind: str) -> None:
+    """Raises ApiError if a message has more calls than it may have. field, kind: what it was made
+    of, in the API of the client."""
+    most = max((len(message.get("tool_calls", ())) for message in messages), default=0)
+    if most > MAX_TOOLS:
+        message = f"{field}: got {most} {kind} in one turn, must be at most {MAX_TOOLS}"
+        raise ApiError(400, message, field)
 
 
 class JsonSchema(Body):

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from smartspec_gateway.openai.answers import Choice
-from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought
+from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.messages_schema import (
@@ -65,7 +65,9 @@ def chat_of(asked: MessagesPrompt) -> ChatRequest:
     """The same request to chats. Raises ApiError."""
     same = SAME & type(asked).model_fields.keys()
     body = asked.model_dump(include=same, exclude_unset=True)
-    body["messages"] = messages = _messages(asked)
+    messages = _messages(asked)
+    check_calls(messages, "messages", "blocks tool_use")
+    body["messages"] = list(map(_joined, messages))
     if messages[-1]["role"] == "assistant" and messages[-1]["content"]:
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     if isinstance(asked, MessagesRequest):
@@ -139,6 +141,11 @@ def _open(found: list[dict[str, Any]], role: str) -> dict[str, Any]:
     if not found or found[-1]["role"] != role:
         found.append({"role": role, "content": []})
     return found[-1]
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    """With its parts as one text, because several messages can have more than one may have."""
+    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def _check_blocks(number: int, message: Message) -> None:

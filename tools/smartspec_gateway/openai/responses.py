@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from smartspec_gateway.openai.answers import Choice
-from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought
+from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import Encoded
 from smartspec_gateway.openai.media import with_markers
@@ -66,6 +66,7 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
     """The same request to chats. Raises ApiError."""
     body = asked.model_dump(include=SAME, exclude_unset=True)
     body["messages"] = _messages(asked)
+    check_calls(body["messages"], "input", "items function_call")
     if asked.input and not body["messages"]:
         raise ApiError(400, "input: must have a message", "input")
     body["max_completion_tokens"] = asked.max_output_tokens
