@@ -1,9 +1,9 @@
 """The request bodies of OpenAI's API.
 
-Every field is used, ignored by name or refused by name. Fields that are tensors of the model have
-the meaning and the range of the tensor: the model checks them, and its errors name the field, the
-value and the range, too. Lists are bounded and stop at their first error, so that a wrong body
-costs no more than a right one.
+Every field is used, ignored by name or refused by name, except in an OpenBody. Fields that are
+tensors of the model have the meaning and the range of the tensor: the model checks them, and its
+errors name the field, the value and the range, too. Lists are bounded and stop at their first
+error, so that a wrong body costs no more than a right one.
 """
 
 from __future__ import annotations
