@@ -34,6 +34,8 @@ from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.text import TextStream
 from smartspec_testing.local import LocalSink, generate
 
+pytestmark = pytest.mark.slow
+
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 FAKE = {"kind": "fake", "tokenizer": str(PAIR / "target")}
 SEED = 666

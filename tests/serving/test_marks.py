@@ -22,6 +22,8 @@ from smartspec_py.engines.token_names import MARKS
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 
+pytestmark = pytest.mark.slow
+
 PLACE = {"type": "string", "enum": ["here", "there", "</tool_call>"]}
 SCHEMA = {
     "type": "object",
