@@ -215,6 +215,9 @@ class LimitsConfig(_Layer):
     """prompt tokens that one step reads, of all prompts together. null uses the size that the
     profile finds best. The TensorRT-LLM engine reads whole prompts, at least one per step; null is
     the longest prompt."""
+    cache_bytes: Annotated[int | None, Field(ge=1, le=1 << 50)] = None
+    """memory for the KV caches of target and draft model together. null is half of the memory that
+    the weights leave free. Compiled engines have `engine.memory_fraction` instead."""
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     """bound on the tokens in the target's KV cache of all running requests. The draft model's
     caches count with their share. null uses the engine's capacity."""

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_files import random_adapters, shapes_of
-from torch_models import VOCAB_SIZE
+from torch_models import VOCAB_SIZE, check_cache
 from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
@@ -139,6 +139,7 @@ class Live:
     def __init__(self, prompt: list[int], tokens: list[int], num_read: int, adapter: str) -> None:
         self.prompt, self.tokens, self.num_read = prompt, tokens, num_read
         self.adapter = adapter
+        self.has_begun = False
 
 
 class RandomRun:
@@ -152,7 +153,7 @@ class RandomRun:
         self.prompts = [*ends, [*first_answer, 5, 6, 7]]  # the next turn of a chat
         self.live: dict[int, Live] = {}
         self.next_sequence = 1
-        self.num_checked = self.num_reused = self.num_accepted = 0
+        self.num_checked = self.num_reused = self.num_accepted = self.most_shared = 0
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -161,6 +162,8 @@ class RandomRun:
             if work:
                 self.target.submit(work)
                 self._check(work, self.target.poll(0))
+                check_cache(self.target)
+                self.most_shared = max(self.most_shared, self.target.num_shared_tokens)
 
     def _change(self) -> None:
         """Admit, preempt or cancel."""
@@ -186,8 +189,10 @@ class RandomRun:
     def _work(self, sequence: int, one: Live) -> Work | None:
         if self.rng.random() < 0.3:
             return None
-        num_unread = len(one.tokens) - one.num_read
-        if num_unread:
+        if not one.has_begun:
+            one.num_read = self.target.find_more(sequence)
+        if num_unread := len(one.tokens) - one.num_read:
+            one.has_begun = True
             num = min(num_unread, self.rng.choice([1, 2, 3, 31, 100, 400]))
             chunk = tuple(one.tokens[one.num_read :][:num])
             return Prefill(sequence, chunk, one.num_read, num == num_unread)
@@ -328,3 +333,4 @@ def check_bits(
     assert run.num_checked > 400
     assert run.num_reused > 500
     assert run.num_accepted > 200
+    assert run.most_shared > 500

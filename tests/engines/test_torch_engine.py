@@ -19,7 +19,7 @@ from torch_models import (
     MAX_LEN,
     OPENVINO,
     VOCAB_SIZE,
-    check_rows,
+    check_cache,
     expected_text,
     make_model,
     make_proposer,
@@ -118,8 +118,8 @@ class Driver:
     def end(self, sequence: int) -> list[int]:
         self.target.release(sequence)
         self.proposer.release(sequence)
-        check_rows(self.target)
-        check_rows(self.proposer)
+        check_cache(self.target)
+        check_cache(self.proposer)
         del self.unread[sequence]
         return self.tokens.pop(sequence)
 
@@ -162,8 +162,8 @@ def test_text_is_that_of_transformers(
         generated = done[sequence][len(prompt) :][:NUM_TOKENS]
         assert generated == expected_text(kind, prompt, NUM_TOKENS), f"sequence {sequence}"
     assert driver.num_accepted > 20, "the draft must be right often enough to test acceptance"
-    check_rows(driver.target)
-    check_rows(driver.proposer)
+    check_cache(driver.target)
+    check_cache(driver.proposer)
 
 
 def test_sampled_text_does_not_depend_on_the_plan() -> None:
@@ -317,11 +317,11 @@ def test_timed_passes_write_the_memory_that_they_read(kv_cache: str) -> None:
     assert not any(data.any() for data in tensors)
     for data in tensors:
         data[6:9] = 1
-    runner.cache.copy_row(2, 0, 33)
-    runner.cache.clear_row(2)
+    runner.cache.copy_block(7, 1, 20)
+    runner.cache.clear([6, 8])
     for data in tensors:
-        assert [bool(block.all()) for block in data[:3]] == [True, True, False]
-        assert not data[3:].any()
+        assert [bool(block.all()) for block in data[:3]] == [False, True, False]
+        assert [bool(block.any()) for block in data[6:9]] == [False, True, False]
 
 
 def driver_of(
@@ -450,7 +450,7 @@ def test_how_many_tokens_are_found_in_the_cache(
     found, following = write(target, 1, tokens, 6, reuses_prefix=reuses_prefix)
     assert found == num_cached
     assert following == expected_text("llama", tokens, 6)
-    check_rows(target)
+    check_cache(target)
 
 
 def test_drafts_may_fill_the_row() -> None:
@@ -514,7 +514,7 @@ def test_drafts_are_the_same_with_and_without_reuse() -> None:
         task = DraftTask(1, [*tokens[:30], 1, 2, 3], 33, 5, GREEDY)
         assert proposer.propose([task]) == fresh.propose([task])
         proposer.observe(1, 0)
-        check_rows(proposer)
+        check_cache(proposer)
 
 
 def test_a_memory_holds_no_rejected_drafts() -> None:

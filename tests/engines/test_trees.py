@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_rows, make_target, poll
+from torch_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_cache, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Draft, Prefill, SequenceStart, Verify, Work
@@ -129,7 +129,7 @@ def test_texts_with_trees_are_those_without(kind: str) -> None:
             elif not unread[number] and rng.random() < 0.05:
                 target.release(number)  # preempted
                 begin(number)
-        check_rows(target)
+        check_cache(target)
     for text, values, (plain, plain_values) in zip(texts, log_probs, expected, strict=True):
         assert text[:NUM_TOKENS] == plain[:NUM_TOKENS]
         torch.testing.assert_close(values, plain_values[: len(values)], atol=1e-4, rtol=1e-4)

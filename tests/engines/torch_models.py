@@ -20,9 +20,9 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import Event, TargetCapabilities, Work
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
+from smartspec_py.engines.local.blocks import BlockPool
 from smartspec_py.engines.local.cached_model import CachedModel
 from smartspec_py.engines.local.draft_model import DraftModelProposer
-from smartspec_py.engines.local.rows import RowTable
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
@@ -148,18 +148,33 @@ def expected_text(kind: str, prompt: list[int], num_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def check_rows(model: CachedModel[Any]) -> None:
-    """Rows and sequences agree."""
-    check_table(model.rows)
-    assert len(model.rows) == len(model._sequences), "a row without a sequence"
-    for sequence, state in model._sequences.items():
-        assert model.rows.row(sequence) is state.row, f"sequence {sequence} has another row"
+def check_cache(model: CachedModel[Any]) -> None:
+    """Blocks and sequences agree."""
+    check_pool(model.pool)
+    tables = {sequence: state.table for sequence, state in model._sequences.items()}
+    assert tables == model.pool.tables, "a table without a sequence"
 
 
-def check_table(table: RowTable) -> None:
-    """Rows and owners agree, and every row has an index of its own."""
-    assert [row.index for row in table._rows] == list(range(len(table._rows)))
-    owned = {row.owner: row for row in table._rows if row.owner is not None}
-    assert owned == table._of, "rows and owners do not agree"
-    for row in table._rows:
-        assert 0 <= row.num_cached <= len(row.tokens), f"row {row.index} holds too much"
+def check_pool(pool: BlockPool) -> None:
+    """Each block is free, in the tree, or in one table alone; the counts of users are right."""
+    nodes = [node for root in pool._roots.values() for node in behind(root)]
+    users: dict[int, int] = {}
+    own: list[int] = []
+    for table in pool.tables.values():
+        own += table.blocks[len(table.nodes) : table.num_blocks].tolist()
+        for place, node in enumerate(table.nodes):
+            assert table.blocks[place] == node.block
+            users[id(node)] = users.get(id(node), 0) + 1
+            if node.is_lost:
+                own += [node.block] * (users[id(node)] == 1)
+    held = [node.block for node in nodes] + own
+    assert sorted([*held, *pool._free]) == list(range(pool._num_blocks)), "a block has no owner"
+    assert all(node.num_users == users.get(id(node), 0) for node in nodes), "users are wrong"
+    assert pool.num_shared == sum(num - 1 for num in users.values())
+    rows = [table.row for table in pool.tables.values()]
+    assert len(set(rows)) == len(rows), "two sequences have one row"
+
+
+def behind(root: Any) -> list[Any]:
+    """All nodes below this one."""
+    return [node for child in root.children.values() for node in (child, *behind(child))]

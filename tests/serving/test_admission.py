@@ -15,6 +15,7 @@ from harness import LoopHarness
 
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.defaults import PRIORITY_WORTH_S
+from smartspec_py.engines.base import SharesNothing
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.request import ErrorCode, Request, RequestError, RequestState
 
@@ -57,7 +58,7 @@ def ledger(
 ) -> CacheLedger:
     draft_bytes = costs.get("draft_bytes", 1)
     budget = CacheBudget(capacity, costs.get("target_bytes", 1), draft_bytes)
-    return CacheLedger(budget, Drafts(num_computed_tokens, draft_bytes))
+    return CacheLedger(budget, Drafts(num_computed_tokens, draft_bytes), SharesNothing())
 
 
 def test_used_is_every_token_the_next_one_and_what_the_draft_has_read() -> None:

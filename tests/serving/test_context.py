@@ -11,7 +11,7 @@ import torch
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
-from smartspec_py.defaults import DRAFT_MODEL
+from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.local import build as build_torch
 from smartspec_py.engines.local import context
 from smartspec_py.engines.runtimes import machine
@@ -21,35 +21,83 @@ from smartspec_testing.local import generate, serving
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 CPU = torch.device("cpu")
-"""Of keys and values of both models, in float32: layers, heads, width."""
+LIMITS = LimitsConfig(max_sequences=32)
+TARGET_BYTES, TOKEN_BYTES = (layers * 2 * 8 * 16 * 4 for layers in (3, 3 + 2))
+"""Of keys and values of a token, of the target and of both models, in float32: layers, heads,
+width."""
 
 
 @pytest.mark.parametrize(
     ("context_len", "expected", "reason"),
     [
         (100_000, 2048, "all positions of target"),
-        (2047, 1536, "32 rows of this length fit in 50% of the 0.6 GiB that the weights leave"),
+        (2047, 1536, "32 rows of this length in 0.3 GiB for keys and values, 50% of what"),
         (1100, 1024, "; target has 2048 positions"),
         (600, 512, "32 rows of this length"),
-        (-1000, 512, "0.0 GiB"),
+        (-1000, 512, "32 rows of this length"),
     ],
 )
 def test_half_of_the_memory_that_is_left(
     monkeypatch: pytest.MonkeyPatch, context_len: int, expected: int, reason: str
 ) -> None:
-    """By how long a context 32 rows would fill half of it; 512 are never gone below. A token has
-    keys and values of both models, in float32: layers, heads, width."""
-    row_token_bytes = (3 + 2) * 2 * 8 * 16 * 4
-    free = 2 * 32 * row_token_bytes * context_len
+    """By how long a context 32 rows would fill half of it; 512 are never gone below."""
+    free = 2 * 32 * TOKEN_BYTES * context_len
     for name in ("target", "draft"):
         raw = (PAIR / name / "model.safetensors").read_bytes()
         num_header_bytes = 8 + int.from_bytes(raw[:8], "little")
         free += 2 * (len(raw) - num_header_bytes)  # the files have two bytes a number
     monkeypatch.setattr(context, "free_bytes", lambda device: free)
     models = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
-    found, why = context.choose_context_len(models, torch.float32, 32)
+    found, why, _ = context.choose_cache(models, torch.float32, LIMITS)
     assert found == expected
     assert reason in why
+
+
+@pytest.mark.parametrize(
+    ("limits", "context_len", "num_bytes"),
+    [
+        ({}, 1536, TOKEN_BYTES * 2000),  # of 2,000 tokens, in steps of 512
+        ({"max_sequences": 1}, 1536, TOKEN_BYTES * 2000),
+        ({"cache_bytes": TOKEN_BYTES * 5000}, 2048, TOKEN_BYTES * 5000),
+        ({"cache_bytes": TOKEN_BYTES * 5000, "max_context_len": 700}, 700, TOKEN_BYTES * 5000),
+        ({"cache_bytes": TOKEN_BYTES * 100}, 100, TOKEN_BYTES * 100),
+    ],
+)
+def test_one_text_may_use_all_blocks(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], context_len: int, num_bytes: int
+) -> None:
+    monkeypatch.setattr(context, "_num_weights", lambda config: 1000)
+    monkeypatch.setattr(context, "free_bytes", lambda device: TOKEN_BYTES * 4000 + 2 * 1000)
+    models = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
+    given = LimitsConfig.model_validate(limits)
+    found = context.choose_cache(models, torch.float32, given, weights="int8", has_blocks=True)
+    assert found.context_len == context_len
+    assert found.num_bytes == num_bytes
+
+
+def test_a_cache_without_room_is_refused() -> None:
+    models = [(PAIR / "target", CPU)]
+    limits = LimitsConfig(cache_bytes=63 * TARGET_BYTES)
+    least = f"limits.cache_bytes: {63 * TARGET_BYTES} .* at least {64 * TARGET_BYTES} "
+    with pytest.raises(ConfigError, match=least):
+        context.choose_cache(models, torch.float32, limits, has_blocks=True)
+
+
+def test_a_server_whose_cache_holds_less_than_its_context(tmp_path: Path) -> None:
+    """64 tokens of a context of 128. Requests that fit are served one after another, also those
+    that could run together only if they shared blocks; longer ones are refused."""
+    limits = {"max_sequences": 4, "max_context_len": 128, "profile_s": 0.0}
+    limits |= {"cache_bytes": 64 * TARGET_BYTES, "max_draft_len": 2}
+    engine = {"kind": "torch", "model": str(PAIR / "target"), "dtype": "float32", "device": "cpu"}
+    served = ServerConfig.model_validate({"engine": engine, "limits": limits})
+    prompt = "one two three four five six seven eight nine ten eleven twelve"
+    with serving(build_engine(served, tmp_path), served) as server:
+        assert server.intake.max_context_len == 64
+        params = [GenerateParams(f"{prompt} {i}", 20, policy="none", seed=1) for i in range(6)]
+        alone = [generate(server, [one], 120.0)[0].tokens for one in params]
+        together = [sink.tokens for sink in generate(server, params, 120.0)]
+    assert together == alone
+    assert all(len(tokens) == 20 for tokens in alone)
 
 
 def test_each_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,22 +105,23 @@ def test_each_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     draft = torch.device("cpu", 0)
     left = {CPU: 2 * 32 * 3 * 2 * 8 * 16 * 4 * 1100, draft: 10**12}
     with monkeypatch.context() as patch:
-        patch.setattr(context, "_weight_bytes", lambda config, dtype: 0)
+        patch.setattr(context, "_num_weights", lambda config: 0)
         patch.setattr(context, "free_bytes", left.__getitem__)
         models = [(PAIR / "target", CPU), (PAIR / "draft", draft)]
-        assert context.choose_context_len(models, torch.float32, 32)[0] == 1024
+        assert context.choose_cache(models, torch.float32, LIMITS).context_len == 1024
         shared = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
-        assert context.choose_context_len(shared, torch.float32, 32)[0] == 512
+        assert context.choose_cache(shared, torch.float32, LIMITS).context_len == 512
 
 
 def test_a_cache_of_8_bits_gives_a_longer_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of 16 take 24 bytes instead of 64."""
     left = 2 * 32 * 3 * 2 * 8 * 64 * 600
-    monkeypatch.setattr(context, "_weight_bytes", lambda config, dtype: 0)
+    monkeypatch.setattr(context, "_num_weights", lambda config: 0)
     monkeypatch.setattr(context, "free_bytes", lambda device: left)
     for kv_cache, expected in (("auto", 512), ("u8", 1536)):
         models = [(PAIR / "target", CPU)]
-        assert context.choose_context_len(models, torch.float32, 32, kv_cache)[0] == expected
+        found = context.choose_cache(models, torch.float32, LIMITS, kv_cache)
+        assert found.context_len == expected
 
 
 def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
@@ -83,8 +132,8 @@ def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
     monkeypatch.setattr(context, "free_bytes", lambda device: 10**12)
-    found, _ = context.choose_context_len([(PAIR / "target", CPU), (draft, CPU)], torch.float32, 32)
-    assert found == 2048
+    found = context.choose_cache([(PAIR / "target", CPU), (draft, CPU)], torch.float32, LIMITS)
+    assert found.context_len == 2048
     limits = {"max_sequences": 1, "max_draft_len": 4, "max_context_len": 160, "profile_s": 0.0}
     engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(draft)}
     engine |= {"runtime": "torch", "dtype": "float32", "device": "cpu", "num_threads": 1}

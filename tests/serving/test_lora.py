@@ -78,14 +78,15 @@ def test_texts_depend_on_their_own_adapter_only(tmp_path: Path, runtime: str) ->
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_prefix_is_reused_for_the_same_adapter_only(tmp_path: Path, runtime: str) -> None:
-    """One after the other, in one row. All of a repeated prompt but its last token is reused."""
+    """One after the other. All of a repeated prompt but its last token is reused, also after others
+    with other adapters."""
     config = config_of(lora=folders(tmp_path), runtime=runtime)
     asked = requests()
     with serving(config) as server:
         found = [generate(server, [asked[i]])[0] for i in (0, 0, 1, 1, 2, 0, 1)]
         num_prompt = found[0].last.num_input_tokens
     assert [sink.progress.num_cached for sink in found] == [
-        *(0, num_prompt - 1, 0, num_prompt - 1, 0, 0, 0)
+        *(0, num_prompt - 1, 0, num_prompt - 1, 0, num_prompt - 1, num_prompt - 1)
     ]
     assert found[1].tokens == found[0].tokens == found[5].tokens
     assert found[3].tokens == found[2].tokens == found[6].tokens

@@ -32,6 +32,7 @@ from smartspec_py.engines.base import (
     Proposer,
     ProposerCapabilities,
     SequenceStart,
+    SharesNothing,
     TargetCapabilities,
     Verify,
     Work,
@@ -55,7 +56,7 @@ class SimText(Protocol):
     def runs(self) -> Mapping[str, Runs]: ...
 
 
-class SimTarget:
+class SimTarget(SharesNothing):
     """A target engine that only counts tokens. texts: by sequence; read at each verification.
 
     busy_s: virtual seconds inside passes.

@@ -30,6 +30,7 @@ from smartspec_py.engines.base import (
     Failure,
     Prefill,
     SequenceStart,
+    SharesNothing,
     TargetCapabilities,
     Verify,
     Work,
@@ -83,7 +84,7 @@ class _Sequence:
     is_finished: bool = False
 
 
-class FakeTarget:
+class FakeTarget(SharesNothing):
     """Runs all work in flight at each poll: a `Decode` burst by one token, other work to its end.
 
     A poll takes one pass over the decoding sequences (`cost.target_s` of 1 + k tokens each) and one

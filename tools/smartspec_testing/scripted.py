@@ -60,24 +60,25 @@ def read_script(path: Path) -> Script:
 class _Rows:
     """The tokens of each row. starts: where the generated text begins. answers: what to write."""
 
-    free_bytes = float("inf")
     spreads_nan = False
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, max_len: int) -> None:
+        self.num_blocks, self.block_len = num_rows, max_len
         self.tokens: list[list[int]] = [[] for _ in range(num_rows)]
         self.starts = [0] * num_rows
         self.answers: list[Sequence[str]] = [()] * num_rows
 
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+    def copy_block(self, source: int, destination: int, num_tokens: int) -> None:
         self.tokens[destination] = self.tokens[source][:num_tokens]
         self.starts[destination] = self.starts[source]
         self.answers[destination] = self.answers[source]
 
-    def clear_row(self, row: int, first: int = 0) -> None:
-        del self.tokens[row][first:]
+    def clear(self, blocks: Sequence[int], first: int = 0) -> None:
+        for row in blocks:
+            del self.tokens[row][first:]
 
-    def drop_row(self, row: int, num_kept: int = 0) -> None:
-        del self.tokens[row][num_kept:]
+    def drop(self, blocks: Sequence[int]) -> None:
+        self.clear(blocks)
 
 
 class ScriptedRunner(Runner):
@@ -91,7 +92,7 @@ class ScriptedRunner(Runner):
         self, config: RunnerConfig, script: Script, tokenizer: Tokenizer, end_token: int
     ) -> None:
         super().__init__(config)
-        self.rows = _Rows(config.num_rows)
+        self.rows = _Rows(config.num_rows, config.max_len)
         self.cache = self.rows
         self._script, self._tokenizer, self._end_token = script, tokenizer, end_token
 

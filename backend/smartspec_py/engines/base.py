@@ -136,8 +136,10 @@ class TargetCapabilities:
         text has drafts.
     vocab_size: token ids that it accepts and generates are below this number.
     bytes_per_token: cache bytes per token of a sequence; 0 if unknown.
-    max_cache_tokens: cache capacity in tokens, for all sequences together; None means room for
+    block_len: a sequence takes memory for so many tokens at a time.
+    cache_bytes: memory for the caches of target and proposers together; None means room for
         max_sequences of max_context_len.
+    max_cache_tokens: the same for the target's cache alone, in tokens.
     unsupported: request fields (names in the API) that must keep their default values. Other
         values are rejected.
     adapters: names of the LoRA adapters that a sequence may have.
@@ -151,6 +153,8 @@ class TargetCapabilities:
     verifies_sampling: bool
     vocab_size: int
     bytes_per_token: int = 0
+    block_len: int = 1
+    cache_bytes: int | None = None
     max_cache_tokens: int | None = None
     unsupported: frozenset[str] = frozenset()
     adapters: tuple[str, ...] = ()
@@ -223,6 +227,20 @@ class Target(Protocol):
         """
         ...
 
+    def find_more(self, sequence: SequenceId) -> int | None:
+        """Look again for cached tokens, for a sequence whose prefill has not begun. Returns the
+        number that are cached now, as `begin`; None if it is the same."""
+        ...
+
+    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str) -> int:
+        """Tokens in the cache that a new sequence would use together with those that run."""
+        ...
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens by which the cache would be fuller if no two sequences shared any."""
+        ...
+
     def submit(self, work: Sequence[Work]) -> None: ...
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -234,6 +252,18 @@ class Target(Protocol):
     def release(self, sequence: SequenceId) -> None: ...
 
     def close(self) -> None: ...
+
+
+class SharesNothing:
+    """What a target inherits whose sequences share no memory."""
+
+    def find_more(self, sequence: SequenceId) -> int | None:
+        return None
+
+    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str) -> int:
+        return 0
+
+    num_shared_tokens = 0
 
 
 class DraftTask(NamedTuple):

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from smartspec_py.engines.base import Target
 from smartspec_py.serving.request import Request, RequestState
 from smartspec_py.serving.speculation import Speculation
 
@@ -37,39 +38,48 @@ class CacheBudget:
     """Cache sizes in bytes.
 
     capacity: total. target_bytes: per token in the target's cache; 0 means it is not counted.
-    largest_draft_bytes: per token, the largest of all draft caches.
+    largest_draft_bytes: per token, the largest of all draft caches. block_len: a request takes room
+    for so many tokens at a time.
     """
 
     capacity: int
     target_bytes: int
     largest_draft_bytes: int = 0
+    block_len: int = 1
+
+    def in_blocks(self, num_tokens: int) -> int:
+        """Tokens for which this many take room."""
+        return -(-num_tokens // self.block_len) * self.block_len
 
 
 class CacheLedger:
-    """Applies a budget. All usage is recomputed from the requests, so no count can drift."""
+    """Applies a budget. All usage is recomputed from the requests, so no count can drift. Blocks
+    that several requests share in the target's cache count once."""
 
-    def __init__(self, budget: CacheBudget, drafts: Speculation) -> None:
+    def __init__(self, budget: CacheBudget, drafts: Speculation, target: Target) -> None:
         self.budget = budget
         self._drafts = drafts
+        self._target = target
 
     def is_tight(self, live: Iterable[Request]) -> bool:
         """Whether the budget could be exceeded in this step. Fast, and nearly always False."""
         each = self.budget.target_bytes + self.budget.largest_draft_bytes
-        return each > 0 and sum(map(_most_tokens, live)) * each > self.budget.capacity
+        most = sum(self.budget.in_blocks(_most_tokens(request)) for request in live)
+        return most * each > self.budget.capacity
 
     def used(self, live: Iterable[Request]) -> int:
         """Used bytes, including the next token of each request."""
-        return sum(self._target_need(r) + self._draft_need(r) for r in live)
+        return self._target_used(live := list(live)) + sum(map(self._draft_need, live))
 
     def fits(self, live: Iterable[Request], newcomer: Request) -> bool:
         """Whether a new request fits with the live requests, with headroom for all.
 
         Draft caches are ignored, since they can be dropped.
         """
-        need = self._target_need(newcomer) + sum(self._target_need(r) for r in live)
-        # `need` already includes one of the remaining tokens.
-        headroom = sum(min(HEADROOM, max(0, r.remaining - 1)) for r in (*live, newcomer))
-        return need + headroom * self.budget.target_bytes <= self.budget.capacity
+        shared = self._target.num_shared_tokens
+        num_tokens = sum(map(self._with_headroom, (*live, newcomer))) - shared
+        excess = num_tokens * self.budget.target_bytes - self.budget.capacity
+        return excess <= 0 or excess <= self.budget.target_bytes * self._num_common(newcomer)
 
     def draft_room(self, ready: Sequence[Request], live: Collection[Request]) -> dict[int, int]:
         """Most tokens that each ready request may draft: an equal share of the remaining memory.
@@ -100,7 +110,7 @@ class CacheLedger:
 
     def overflows(self, live: Iterable[Request]) -> bool:
         """Whether the target's cache alone exceeds the budget."""
-        return sum(self._target_need(r) for r in live) > self.budget.capacity
+        return self._target_used(live) > self.budget.capacity
 
     def _room_within(self, request: Request, share: int) -> int:
         of_draft = self._drafts.bytes_per_token(request)
@@ -110,11 +120,24 @@ class CacheLedger:
         entry = of_draft * (len(request.tokens) - self._drafts.num_computed_tokens(request))
         return max(0, min(request.max_draft_len, (share - entry) // each))
 
+    def _target_used(self, live: Iterable[Request]) -> int:
+        shared = self._target.num_shared_tokens * self.budget.target_bytes
+        return sum(map(self._target_need, live)) - shared
+
     def _target_need(self, request: Request) -> int:
-        return (len(request.tokens) + 1) * self.budget.target_bytes
+        return self.budget.in_blocks(len(request.tokens) + 1) * self.budget.target_bytes
+
+    def _with_headroom(self, request: Request) -> int:
+        return self.budget.in_blocks(len(request.tokens) + min(1 + HEADROOM, request.remaining))
+
+    def _num_common(self, request: Request) -> int:
+        if not request.reuses_prefix:
+            return 0
+        return self._target.num_common(request.tokens, request.num_prompt, request.adapter)
 
     def _draft_need(self, request: Request) -> int:
-        return self._drafts.num_computed_tokens(request) * self._drafts.bytes_per_token(request)
+        num_tokens = self.budget.in_blocks(self._drafts.num_computed_tokens(request))
+        return num_tokens * self._drafts.bytes_per_token(request)
 
 
 def _most_tokens(request: Request) -> int:

@@ -47,9 +47,11 @@ def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
     of_draft = max((p.capabilities.bytes_per_token for p in engine.proposers.values()), default=0)
     most = [n for n in (limits.max_cache_tokens, target.max_cache_tokens) if n is not None]
     per_token = target.bytes_per_token
-    is_limited = most and per_token  # without a token size, a limit in tokens has no effect
-    capacity = min(most) * per_token if is_limited else rows_full * (per_token + of_draft)
-    return CacheBudget(capacity, per_token, of_draft)
+    # Without a token size, a limit in tokens has no effect.
+    sizes = [n * per_token for n in most if per_token]
+    sizes += [] if target.cache_bytes is None else [target.cache_bytes]
+    capacity = min(sizes, default=rows_full * (per_token + of_draft))
+    return CacheBudget(capacity, per_token, of_draft, target.block_len)
 
 
 def _context_len(engine: Engine, limits: LimitsConfig) -> int:
@@ -79,7 +81,10 @@ class Intake:
         self._clock = clock
         self._ids = itertools.count(1)
         budget, longest = cache_budget(engine, limits), _context_len(engine, limits)
-        in_cache = budget.capacity // budget.target_bytes if budget.target_bytes else longest
+        in_cache = longest
+        if budget.target_bytes:
+            in_cache = budget.capacity // budget.target_bytes
+            in_cache -= in_cache % budget.block_len
         self.max_context_len = min(longest, in_cache)
         """Most prompt and generated tokens of one request, limited by row length and the cache."""
 

@@ -129,6 +129,7 @@ class StepLoop:
         self.flush()
         decision, drafts = self._draft(ready, decision, watch)
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
+        self.scheduler.find_prefixes()
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self.scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
         events = self._await(drafted or decision.plan.draft_lens)

@@ -83,8 +83,9 @@ class Request:
     is_in_flight: work was submitted and its last event has not arrived.
     engine_s: time of the last submitted work or received event.
     num_prefill_tokens: tokens that the request had when it was last admitted.
+    has_begun: whether its prefill has, since it was last admitted.
     num_computed_tokens: tokens given to the target or found in its cache.
-    num_cached: prompt tokens found in the cache when the request was first admitted.
+    num_cached: prompt tokens found in the cache when its first prefill began.
     cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
     num_steps: decoding steps, including those without drafts.
     proposer: name of the proposer of its latest drafts. Empty before the first.
@@ -111,6 +112,7 @@ class Request:
     is_in_flight: bool = False
     engine_s: float = 0.0
     num_prefill_tokens: int = 0
+    has_begun: bool = False
     num_computed_tokens: int = 0
     num_cached: int = 0
     num_preemptions: int = 0

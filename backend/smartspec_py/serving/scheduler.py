@@ -60,7 +60,7 @@ class Scheduler:
         self._target = target
         self._speculation = speculation
         self.batcher = batcher
-        self.cache = CacheLedger(budget, speculation)
+        self.cache = CacheLedger(budget, speculation, target)
         self._inbox = inbox
         self._post = post
         self._clock = clock
@@ -179,11 +179,26 @@ class Scheduler:
         )
         self.batcher.admit(request)
         request.move_to(RequestState.PREFILLING)
+        request.has_begun = False
         request.num_prefill_tokens, request.num_computed_tokens = len(request.tokens), num_cached
         if request.scheduled_s is None:
             self._inbox.leave(1)
             request.scheduled_s = self._clock()
             request.num_cached = num_cached
+
+    def find_prefixes(self) -> None:
+        """Look again for cached prefixes of requests whose prefill has not begun: others that begin
+        the same may have been read since."""
+        for request in self.batcher.live.values():
+            if request.state is RequestState.PREFILLING and not request.has_begun:
+                self._alone(request, self._find_prefix)
+
+    def _find_prefix(self, request: Request) -> None:
+        num_cached = self._target.find_more(request.sequence)
+        if num_cached is not None:
+            request.num_computed_tokens = num_cached
+            if not request.num_preemptions:
+                request.num_cached = num_cached
 
     def submit(self, work: Sequence[Work]) -> None:
         """Give the step's work to the target."""
@@ -193,6 +208,7 @@ class Scheduler:
             request.is_in_flight, request.engine_s = True, now
             if isinstance(item, Prefill):
                 request.num_computed_tokens += len(item.tokens)
+                request.has_begun = True
         self._target.submit(work)
 
     def apply(self, events: Sequence[Event], views: Sequence[SequenceView]) -> None:

@@ -294,6 +294,8 @@ def _meter(engine: Engine, config: ServerConfig) -> Meter:
 def _describe(engine: Engine, capacity: int) -> str:
     capabilities = engine.target.capabilities
     rows = f"{capabilities.max_sequences} rows of {capabilities.max_context_len} tokens"
+    if capabilities.block_len > 1:
+        rows = f"blocks of {capabilities.block_len} tokens"
     each = [f"target {capabilities.bytes_per_token}"]
     each += [f"{name} {p.capabilities.bytes_per_token}" for name, p in engine.proposers.items()]
     return f"cache: {rows}, {capacity / 2**20:.1f} MiB in total; bytes per token: {', '.join(each)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,11 +30,12 @@ from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.pair import check_pair, has_window
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.local.context import choose_context_len
+from smartspec_py.engines.local.blocks import Memory
+from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import Devices, dtype_of, dtype_text, place
 from smartspec_py.engines.local.draft_model import DraftModelProposer
 from smartspec_py.engines.local.eagle_proposer import EagleProposer
-from smartspec_py.engines.local.load import load, named, uses_graphs
+from smartspec_py.engines.local.load import has_blocks, load, named, uses_graphs
 from smartspec_py.engines.local.medusa_proposer import HeadsProposer
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
@@ -87,7 +89,8 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
 class _Setup:
     """What is known before models are loaded.
 
-    run_config: how the target runs. draft: the draft model's folder. medusa, eagle: heads; at most
+    run_config: how the target runs. memory: of its cache and those of its proposers. draft: the
+    draft model's folder. medusa, eagle: heads; at most
     one of both, and an EAGLE head only without a draft model.
     """
 
@@ -96,6 +99,7 @@ class _Setup:
     devices: Devices
     tokenizer: Tokenizer
     run_config: RunnerConfig
+    memory: Memory
     draft: Path | None
     medusa: MedusaHeads | None
     eagle: EagleConfig | None
@@ -127,7 +131,7 @@ def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Set
     tokenizer = load_tokenizer("engine.model", model)
     dtype = dtype_of(config.dtype, devices.target, model)
     models = [(model, devices.target)] + ([(draft, devices.draft)] if draft else [])
-    limits = _with_context_len(limits, models, dtype, config.kv_cache)
+    limits, cache_bytes = _sized(config, limits, models, dtype)
     run_config = RunnerConfig(
         path=model,
         device=devices.target,
@@ -139,6 +143,7 @@ def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Set
         kv_cache=config.kv_cache,
         num_threads=thread_count(config.num_threads),
         adapters=_adapters(config, model, limits.context_len, folder),
+        cache_bytes=cache_bytes,
     )
     medusa = eagle = None
     if config.heads is not None:
@@ -162,6 +167,7 @@ def _read(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> _Set
         devices=devices,
         tokenizer=tokenizer,
         run_config=run_config,
+        memory=Memory(cache_bytes),
         draft=draft,
         medusa=medusa,
         eagle=eagle,
@@ -200,7 +206,15 @@ def _target(setup: _Setup) -> TorchTarget:
     runner = load("engine.model", run_config, setup.config)
     able = stepwise_capabilities(limits, run_config.vocab_size, runner.bytes_per_token)
     capabilities = replace(able, adapters=run_config.adapters.names)
-    return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
+    if not math.isinf(run_config.cache_bytes):
+        capabilities = replace(
+            capabilities,
+            block_len=runner.cache.block_len,
+            cache_bytes=int(run_config.cache_bytes),
+        )
+    return TorchTarget(
+        runner, capabilities, reuses_prefixes=limits.reuse_prefixes, memory=setup.memory
+    )
 
 
 def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
@@ -225,6 +239,7 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
             limits.max_draft_len,
             reuses_prefixes=limits.reuse_prefixes,
             drafts_trees=_verifies_trees(setup, target),
+            memory=setup.memory,
         )
     if setup.draft is None:
         return None
@@ -240,6 +255,7 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
         reuses_prefixes=limits.reuse_prefixes,
         max_context_len=max_len,
         has_own_memory=devices.draft != devices.target,
+        memory=setup.memory,
     )
 
 
@@ -346,19 +362,22 @@ def _engine(
     )
 
 
-def _with_context_len(
+def _sized(
+    config: TorchEngineConfig,
     limits: LimitsConfig,
     models: Sequence[tuple[Path, torch.device]],
     dtype: torch.dtype,
-    kv_cache: str,
-) -> LimitsConfig:
-    """Set the served context length, and log its value and what limits it."""
-    length, reason = limits.max_context_len, "limits.max_context_len"
-    if length is None:
-        length, reason = choose_context_len(models, dtype, limits.max_sequences, kv_cache)
+) -> tuple[LimitsConfig, float]:
+    """The limits with the served context length, and the memory for caches of blocks. Logs the
+    length and what limits it."""
+    is_blocks = all(has_blocks(*model, config, limits.context_len) for model in models)
+    length, reason, num_bytes = choose_cache(
+        models, dtype, limits, config.kv_cache, config.weights, has_blocks=is_blocks
+    )
     text = "context: %d tokens, prompt and text together (%s)"
     logger.info(text, length, reason)
-    return limits.model_copy(update={"max_context_len": length})
+    limits = limits.model_copy(update={"max_context_len": length})
+    return limits, num_bytes if is_blocks else math.inf
 
 
 def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool = False) -> ProfileShape:

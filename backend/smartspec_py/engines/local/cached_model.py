@@ -1,24 +1,24 @@
-"""The common part of target and draft model: a model, and the sequences in its cache rows."""
+"""The common part of target and draft model: a model, and the sequences in its cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import DraftTask, SequenceStart
 from smartspec_py.engines.decoding.shaping import TokenHistory
-from smartspec_py.engines.local.rows import Row, RowTable
-from smartspec_py.engines.runtimes.runner import Runner
+from smartspec_py.engines.local.blocks import BlockPool, Memory, Table
+from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 
 @dataclass(slots=True)
 class CachedSequence:
-    """row: the cache row, which holds keys of the sequence's first tokens. history: all final
-    tokens, for sampling; None if sampling does not depend on earlier tokens."""
+    """table: the blocks that hold keys of the sequence's first tokens. history: all final tokens,
+    for sampling; None if sampling does not depend on earlier tokens."""
 
-    row: Row
+    table: Table
     history: TokenHistory | None
 
 
@@ -26,11 +26,30 @@ S = TypeVar("S", bound=CachedSequence)
 
 
 class CachedModel(Generic[S]):
-    """Rows 0..num_rows-1 of the runner's cache, and the sequences that use them."""
+    """The blocks of the runner's cache, and the sequences that use them."""
 
-    def __init__(self, runner: Runner, num_rows: int, *, reuses_prefixes: bool = True) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        num_rows: int,
+        *,
+        reuses_prefixes: bool = True,
+        memory: Memory | None = None,
+    ) -> None:
+        """memory: of this cache and of others; None if it is reserved at the start."""
         self.runner = runner
-        self.rows = RowTable(num_rows, reuses_prefixes=reuses_prefixes)
+        store = runner.cache
+        self.pool = BlockPool(
+            store.num_blocks,
+            store.block_len,
+            num_rows,
+            max_len=runner.config.max_len,
+            copy=store.copy_block,
+            block_bytes=runner.bytes_per_token * store.block_len,
+            memory=memory,
+            first=runner.first_key,
+            reuses_prefixes=reuses_prefixes,
+        )
         self._sequences: dict[SequenceId, S] = {}
 
     @property
@@ -42,30 +61,31 @@ class CachedModel(Generic[S]):
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """See `Profilable`."""
-        assert not self._sequences, "timing a pass overwrites rows"
+        assert not self._sequences, "timing a pass overwrites blocks"
         return self.runner.time_pass(batch_size, tokens_per_row, context_len, num_logits)
 
     def close(self) -> None:
         self._sequences.clear()
 
-    def _allocate(self, start: SequenceStart | DraftTask, tokens: Sequence[int]) -> Row:
-        """See `RowTable.allocate`. From now on, the caller may only append to `tokens`."""
-        row, source = self.rows.allocate(
-            start.sequence, tokens, start.num_prompt, start.reuses_prefix, start.adapter
+    def _allocate(
+        self, start: SequenceStart | DraftTask, tokens: Sequence[int], num_again: int = 0
+    ) -> Table:
+        """See `BlockPool.allocate`. From now on, the caller may only append to `tokens`."""
+        return self.pool.allocate(
+            start.sequence, tokens, start.num_prompt, start.reuses_prefix, start.adapter, num_again
         )
-        self.runner.cache.drop_row(row.index, row.num_cached if source is None else 0)
-        if source is not None:
-            self.runner.cache.copy_row(source, row.index, row.num_cached)
-        return row
+
+    def _row_input(
+        self, table: Table, position: int, tokens: Sequence[int], num_logits: int, **more: Any
+    ) -> RowInput:
+        """New tokens of a sequence, which gets the blocks for them."""
+        self.pool.extend(table, position + len(tokens))
+        return RowInput(table.row, position, tokens, num_logits, blocks=table.used, **more)
 
     def _free(self, sequence: SequenceId) -> None:
-        """Free the row. If the rows in use are no longer adjacent, move them together. Free rows
-        keep some of their tokens for reuse, see `RowStore.free_bytes`."""
-        self.rows.release(sequence)
-        for move in self.rows.moves():
-            self.runner.cache.copy_row(*move)
-        for index in self.rows.forget(self.runner.cache.free_bytes / self.runner.bytes_per_token):
-            self.runner.cache.drop_row(index)
+        """The sequence ends. Memory that no sequence has used goes back when the last one ends."""
+        self.pool.release(sequence)
+        self.runner.cache.drop(self.pool.take_unused())
 
 
 def history_of(start: SequenceStart | DraftTask) -> TokenHistory | None:

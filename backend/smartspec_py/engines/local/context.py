@@ -1,22 +1,26 @@
-"""The context length of the PyTorch engine if engine.json does not set it.
+"""The memory for keys and values, and the context length if engine.json does not set it.
 
-Cache rows are reserved at the start, and each has room for the full context. The context length is
-the longest that the target supports and whose rows fit into a share of the free memory of each
-device. Free memory is what remains after the weights are loaded.
+The memory is a share of what is free on each device after the weights are loaded. In a cache of
+blocks, one request may use all of it. A cache of rows is reserved at the start, and each of its
+rows has room for the full context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from smartspec_py.defaults import DEFAULT_CONTEXT_LEN
+from smartspec_py.defaults import DEFAULT_CONTEXT_LEN, ConfigError
 from smartspec_py.engines.runtimes.machine import free_bytes
+from smartspec_py.engines.runtimes.openvino.supported import auto_weights
 from smartspec_py.engines.runtimes.runner import bytes_per_token
+
+if TYPE_CHECKING:
+    from smartspec_py.config import LimitsConfig
 
 CACHE_SHARE = 0.5
 """Share of the memory left after the weights. Passes, CUDA graphs and other programs need some
@@ -27,52 +31,79 @@ STEP = 512
 context length, so a start with slightly less free memory can still use it."""
 
 
-def choose_context_len(
+LEAST = 64
+"""Tokens for which a cache must have room: two blocks."""
+
+
+class CacheSize(NamedTuple):
+    """reason: what limits the context length, in words. num_bytes: for keys and values of a cache
+    of blocks."""
+
+    context_len: int
+    reason: str
+    num_bytes: int
+
+
+def choose_cache(
     models: Sequence[tuple[Path, torch.device]],
     dtype: torch.dtype,
-    num_rows: int,
+    limits: LimitsConfig,
     kv_cache: str = "auto",
-) -> tuple[int, str]:
-    """The context length for these models together, and the reason for it in words.
+    weights: str = "stored",
+    has_blocks: bool = False,
+) -> CacheSize:
+    """The cache for these models together.
 
-    models: the folder of each model, the target first, and its device. kv_cache: see
-    `config.TorchEngineConfig`.
+    models: the folder of each model, the target first, and its device. kv_cache, weights: see
+    `config.TorchEngineConfig`. has_blocks: whether OpenVINO computes all models, on one device.
+
+    Raises ConfigError.
     """
     configs = [
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for folder, _ in models
     ]
-    reach = getattr(configs[0], "max_position_embeddings", None)
-    name = models[0][0].name if reach else ""
-    reach = reach or DEFAULT_CONTEXT_LEN
     of_device: dict[torch.device, list[Any]] = {}
     for config, (_, device) in zip(configs, models, strict=True):
         of_device.setdefault(device, []).append(config)
-    fitting, left = min(
-        _fitting(together, device, dtype, num_rows, kv_cache=kv_cache)
-        for device, together in of_device.items()
-    )
+    num_rows = 1 if has_blocks else limits.max_sequences
+    fitting, num_bytes, text = DEFAULT_CONTEXT_LEN, 0, ""
+    for device, together in of_device.items():
+        left = free_bytes(device)
+        for config in together:
+            num = _num_weights(config)
+            kind = auto_weights(num) if has_blocks and weights == "auto" else weights
+            left -= num * (1 if kind in ("int8", "int4") else dtype.itemsize)
+        each = sum(bytes_per_token(config, device, dtype, kv_cache) for config in together)
+        share = int(CACHE_SHARE * max(0, left))
+        share = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * num_rows * each)
+        on_device = share // (num_rows * each)
+        if on_device < LEAST:
+            raise ConfigError(
+                f"engine.json: limits.cache_bytes: {share} is too small, must be at least "
+                f"{LEAST * num_rows * each} for these models"
+            )
+        on_device -= on_device % STEP if on_device > STEP else 0
+        if not text or on_device < fitting:
+            fitting, num_bytes = on_device, share
+            text = f"{share / 2**30:.1f} GiB for keys and values"
+            if not limits.cache_bytes:
+                text += f", {CACHE_SHARE:.0%} of what the weights leave free"
+    if limits.max_context_len is not None:
+        return CacheSize(limits.max_context_len, "limits.max_context_len", num_bytes)
+    reach = getattr(configs[0], "max_position_embeddings", None)
+    name = models[0][0].name if reach else ""
+    reach = reach or DEFAULT_CONTEXT_LEN
     if reach <= fitting:
-        return reach, f"all positions of {name}" if name else "the models set no limit"
-    share = f"{CACHE_SHARE:.0%} of the {max(0, left) / 2**30:.1f} GiB that the weights leave free"
-    return fitting, f"{num_rows} rows of this length fit in {share}; {name} has {reach} positions"
+        why = f"all positions of {name}" if name else "the models set no limit"
+        return CacheSize(reach, why, num_bytes)
+    rows = "one text" if has_blocks else f"{num_rows} rows of this length"
+    return CacheSize(fitting, f"{rows} in {text}; {name} has {reach} positions", num_bytes)
 
 
-def _fitting(
-    configs: Sequence[Any], device: torch.device, dtype: torch.dtype, num_rows: int, kv_cache: str
-) -> tuple[int, int]:
-    """The context length for which a device with these models has memory, and the bytes that their
-    weights leave free."""
-    each = [bytes_per_token(config, device, dtype, kv_cache) for config in configs]
-    row_bytes = num_rows * sum(each)
-    left = free_bytes(device) - sum(_weight_bytes(config, dtype) for config in configs)
-    return max(DEFAULT_CONTEXT_LEN, int(CACHE_SHARE * left / row_bytes) // STEP * STEP), left
-
-
-def _weight_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of the weights in the precision in which they are loaded."""
+def _num_weights(config: Any) -> int:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=False
         )
-    return sum(int(weight.numel()) for weight in model.parameters()) * dtype.itemsize
+    return sum(int(weight.numel()) for weight in model.parameters())

@@ -1,6 +1,6 @@
 """Drafts with a smaller model that shares the target's tokenizer.
 
-The draft model has its own cache of rows. A sequence enters the cache when it first asks for
+The draft model has its own cache. A sequence enters the cache when it first asks for
 drafts. So a request that never speculates costs the draft model nothing. Tokens that the cache
 missed (`draft_lag`) are prefilled first, in chunks; the planner charges for this.
 """
@@ -24,6 +24,7 @@ from smartspec_py.engines.base import (
     ProposerCapabilities,
 )
 from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
+from smartspec_py.engines.local.blocks import Memory
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner
 
@@ -33,9 +34,9 @@ CATCH_UP_CHUNK = 512
 
 @dataclass(slots=True)
 class DraftSequence(CachedSequence):
-    """row.num_cached counts provisional drafts until `num_valid` is known.
+    """table.num_cached counts provisional drafts until `num_valid` is known.
 
-    num_known: tokens of the sequence at its last proposal. num_valid: leading tokens of the row
+    num_known: tokens of the sequence at its last proposal. num_valid: leading tokens of the table
     that are known to belong to the sequence.
     """
 
@@ -76,8 +77,8 @@ class Drafting:
             self.probs.append(prob)
 
     def read(self, num_tokens: int) -> None:
-        """Record that the row now holds num_tokens tokens."""
-        self.state.row.num_cached = num_tokens
+        """Record that the table now holds num_tokens tokens."""
+        self.state.table.num_cached = num_tokens
         self.state.num_valid = min(num_tokens, self.state.num_known)
 
     @property
@@ -98,10 +99,11 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         reuses_prefixes: bool = True,
         max_context_len: int | None = None,
         has_own_memory: bool = False,
+        memory: Memory | None = None,
     ) -> None:
         """max_context_len: see `ProposerCapabilities`. has_own_memory: whether the runner's device
         is not that of the target."""
-        super().__init__(runner, max_sequences, reuses_prefixes=reuses_prefixes)
+        super().__init__(runner, max_sequences, reuses_prefixes=reuses_prefixes, memory=memory)
         self._capabilities = ProposerCapabilities(
             max_draft_len=max_draft_len,
             max_context_len=max_context_len,
@@ -134,18 +136,19 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         state = self._sequences[sequence]
         state.num_valid = state.num_known + num_accepted
-        state.row.num_cached = min(state.row.num_cached, state.num_valid)
+        state.table.num_cached = min(state.table.num_cached, state.num_valid)
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         state = self._sequences.get(sequence)
-        num_read = min(state.row.num_cached, state.num_valid) if state else 0
+        num_read = min(state.table.num_cached, state.num_valid) if state else 0
         return max(0, context_len - 1 - num_read)
 
     def release(self, sequence: SequenceId) -> None:
         state = self._sequences.pop(sequence, None)
         if state is None:
             return
-        state.row.num_cached = min(state.row.num_cached, state.num_valid, len(state.row.tokens))
+        table = state.table
+        table.num_cached = min(table.num_cached, state.num_valid, len(table.tokens))
         self._free(sequence)
 
     def _start(self, task: DraftTask) -> Drafting:
@@ -155,9 +158,9 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         """The state of the sequence, updated with the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
-            row = self._allocate(task, task.tokens)
+            table = self._allocate(task, task.tokens)
             history = history_of(task)
-            state = DraftSequence(row, history, num_valid=row.num_cached)
+            state = DraftSequence(table, history, num_valid=table.num_cached)
             self._sequences[task.sequence] = state
         if state.history is not None:
             state.history.extend(task.tokens[len(state.history) :])
@@ -167,19 +170,19 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
     def _forget_unreported(self) -> None:
         """Discard drafts without a report, as after a cancel. They are not part of the text."""
         for state in self._sequences.values():
-            state.row.num_cached = min(state.row.num_cached, state.num_valid)
+            state.table.num_cached = min(state.table.num_cached, state.num_valid)
 
     def _catch_up(self, draftings: Sequence[Drafting]) -> None:
-        """Prefill every row until it lacks at most SHORT_LAG known tokens; many rows per pass."""
+        """Prefill all until they lack at most SHORT_LAG known tokens; many sequences per pass."""
         while behind := [d for d in draftings if _lag(d) > SHORT_LAG]:
             inputs, left = [], CATCH_UP_CHUNK
             for drafting in behind:
-                row, tokens = drafting.state.row, drafting.task.tokens
-                last = min(row.num_cached + left, len(tokens) - 1)
-                chunk = tokens[row.num_cached : last]
+                table, tokens = drafting.state.table, drafting.task.tokens
+                last = min(table.num_cached + left, len(tokens) - 1)
+                chunk = tokens[table.num_cached : last]
                 if chunk:
                     inputs.append(self._input(drafting, chunk, 0))
-                    row.num_cached = drafting.state.num_valid = last
+                    table.num_cached = drafting.state.num_valid = last
                     left -= len(chunk)
             self.runner.forward(inputs)
 
@@ -220,15 +223,15 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             drafting.take(token, prob)
 
     def _unread(self, drafting: Drafting) -> RowInput:
-        """The tokens that the row does not hold yet: known tokens, or the last draft."""
-        known = drafting.task.tokens[drafting.state.row.num_cached :]
+        """The tokens that the table does not hold yet: known tokens, or the last draft."""
+        known = drafting.task.tokens[drafting.state.table.num_cached :]
         return self._input(drafting, drafting.tokens[-1:] or known, 1)
 
     def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
-        """These tokens, after those that the row holds."""
-        row, num_prompt = drafting.state.row, 0 if num_logits else len(tokens)
-        return RowInput(row.index, row.num_cached, tokens, num_logits, num_prompt=num_prompt)
+        """These tokens, after those that the table holds."""
+        table, num_prompt = drafting.state.table, 0 if num_logits else len(tokens)
+        return self._row_input(table, table.num_cached, tokens, num_logits, num_prompt=num_prompt)
 
 
 def _lag(drafting: Drafting) -> int:
-    return len(drafting.task.tokens) - 1 - drafting.state.row.num_cached
+    return len(drafting.task.tokens) - 1 - drafting.state.table.num_cached

@@ -27,6 +27,7 @@ from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Grammar
 from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
+from smartspec_py.engines.local.blocks import Memory
 from smartspec_py.engines.local.draft_model import Drafting, DraftModelProposer, DraftSequence
 from smartspec_py.engines.local.trees import GrowingTrees, fastest_s, tree_s
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
@@ -115,7 +116,7 @@ class _TreeDrafting(Drafting):
 
     def read(self, num_tokens: int) -> None:
         """The keys of a tree are not kept."""
-        self.state.row.num_cached = self.state.num_valid = min(num_tokens, self.state.num_known)
+        self.state.table.num_cached = self.state.num_valid = min(num_tokens, self.state.num_known)
 
     @property
     def draft(self) -> Draft:
@@ -133,6 +134,7 @@ class EagleProposer(DraftModelProposer):
         *,
         reuses_prefixes: bool = True,
         drafts_trees: bool = False,
+        memory: Memory | None = None,
     ) -> None:
         """drafts_trees: see `ProposerCapabilities`."""
         max_len = runner.config.max_len
@@ -142,6 +144,7 @@ class EagleProposer(DraftModelProposer):
             max_draft_len,
             reuses_prefixes=reuses_prefixes,
             max_context_len=max_len if drafts_trees else None,
+            memory=memory,
         )
         self._capabilities = replace(
             self._capabilities,
@@ -197,7 +200,7 @@ class EagleProposer(DraftModelProposer):
         state = self._sequences.get(sequence)
         if state is not None:
             state.num_valid = state.num_known
-            state.row.num_cached = min(state.row.num_cached, state.num_valid)
+            state.table.num_cached = min(state.table.num_cached, state.num_valid)
         if hidden is not None:
             self._states.setdefault(sequence, _States()).add(hidden)
 
@@ -224,21 +227,25 @@ class EagleProposer(DraftModelProposer):
         return _TreeDrafting(task, self._enter(task), [], [])
 
     def _enter(self, task: DraftTask) -> DraftSequence:
-        """The row continues at the first token with a state. If it lacks tokens before that one, it
-        begins there, and other sequences must not reuse it."""
+        """The table continues at the first token with a state. If it lacks tokens before that one,
+        it begins there, and other sequences must not reuse it."""
         state, states = super()._enter(task), self._states[task.sequence]
-        row, start = state.row, len(task.tokens) - states.num
-        if start > max(1, row.num_cached):
-            states.first, row.tokens = start, ()
-        row.num_cached = state.num_valid = start
+        table, start = state.table, len(task.tokens) - states.num
+        if start > max(1, table.num_cached):
+            states.first, table.tokens = start, ()
+            self.pool.cut(table, 0)
+        self.pool.cut(table, start)
+        table.num_cached = state.num_valid = start
         return state
 
     def _unread(self, drafting: Drafting) -> RowInput:
         if not isinstance(drafting, _TreeDrafting) or not drafting.tokens:
             return super()._unread(drafting)
-        row, first = drafting.state.row, self._states[drafting.task.sequence].first
+        table, first = drafting.state.table, self._states[drafting.task.sequence].first
         tokens, parents, num_logits = drafting.tokens, drafting.parents[1:], drafting.num_logits
-        return RowInput(row.index, row.num_cached, tokens, num_logits, first=first, parents=parents)
+        return self._row_input(
+            table, table.num_cached, tokens, num_logits, first=first, parents=parents
+        )
 
     def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> None:
         """Trees of the same depth grow together."""
@@ -271,8 +278,8 @@ class EagleProposer(DraftModelProposer):
                 drafting.result = draft
 
     def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
-        row, states = drafting.state.row, self._states[drafting.task.sequence]
+        table, states = drafting.state.table, self._states[drafting.task.sequence]
         given = None if drafting.tokens else states.take(len(tokens))
-        return RowInput(
-            row.index, row.num_cached, tokens, num_logits, first=states.first, states=given
+        return self._row_input(
+            table, table.num_cached, tokens, num_logits, first=states.first, states=given
         )

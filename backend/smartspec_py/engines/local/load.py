@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +71,11 @@ def _only_openvino(value: str, other: str) -> ConfigError:
     )
 
 
+def has_blocks(folder: Path, device: torch.device, config: TorchEngineConfig, max_len: int) -> bool:
+    """Whether OpenVINO will compute this model. Raises ModelError."""
+    return config.runtime != "torch" and not _no_openvino(folder, device, max_len)
+
+
 def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:
     """None if PyTorch computes the model. OpenVINO has kernels for fewer processors.
 
@@ -77,7 +83,7 @@ def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:
     """
     if runtime == "torch":
         return None
-    reason = _no_openvino(run_config)
+    reason = _no_openvino(run_config.path, run_config.device, run_config.max_len)
     if not reason:
         from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 
@@ -96,13 +102,13 @@ def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:
     return None
 
 
-def _no_openvino(run_config: RunnerConfig) -> str:
+def _no_openvino(folder: Path, device: torch.device, max_len: int) -> str:
     """Why OpenVINO cannot be used; empty if it can. Raises ModelError."""
-    if run_config.device.type != "cpu":
-        return f"the device is {run_config.device.type}"
+    if device.type != "cpu":
+        return f"the device is {device.type}"
     if find_spec("openvino") is None:
         return "it is not installed: pip install smartspec-py[openvino]"
-    hf_config = load_config(run_config.path, run_config.max_len)
+    hf_config = load_config(folder, max_len)
     if not can_write_out(hf_config):
         return f"models of type {hf_config.model_type} with this config are not supported"
     return ""

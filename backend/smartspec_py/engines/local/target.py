@@ -32,6 +32,7 @@ from smartspec_py.engines.decoding.sampling import (
 )
 from smartspec_py.engines.device import Moment
 from smartspec_py.engines.host_time import Cause, HostTime
+from smartspec_py.engines.local.blocks import Memory
 from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 from smartspec_py.faults import ENDS, sentence
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _TargetSequence(CachedSequence):
-    """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the row
+    """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the table
     holds all of them but the last. adapter: see `RowInput`. host_time: see `SequenceStart`."""
 
     tokens: list[int]
@@ -70,9 +71,15 @@ class TorchTarget(CachedModel[_TargetSequence]):
     """A Hugging Face causal language model as a `Target`."""
 
     def __init__(
-        self, runner: Runner, capabilities: TargetCapabilities, *, reuses_prefixes: bool = True
+        self,
+        runner: Runner,
+        capabilities: TargetCapabilities,
+        *,
+        reuses_prefixes: bool = True,
+        memory: Memory | None = None,
     ) -> None:
-        super().__init__(runner, capabilities.max_sequences, reuses_prefixes=reuses_prefixes)
+        most = capabilities.max_sequences
+        super().__init__(runner, most, reuses_prefixes=reuses_prefixes, memory=memory)
         self._capabilities = capabilities
         self._pending: list[Work] = []
 
@@ -91,11 +98,10 @@ class TorchTarget(CachedModel[_TargetSequence]):
         if history is not None:
             history.extend(known)
         adapter = self.runner.config.adapters.index(start.adapter)
-        row = self._allocate(start, known)  # the last that can fail: a row has an owner
-        if self.runner.config.state_layers and row.num_cached:
-            row.num_cached -= 1  # a head reads the next token with the state at this one
+        # The last that can fail: a table has an owner.
+        table = self._allocate(start, known, self._num_again)
         self._sequences[sequence] = _TargetSequence(
-            row,
+            table,
             history,
             tokens=known,
             num_prompt=num_prompt,
@@ -103,7 +109,22 @@ class TorchTarget(CachedModel[_TargetSequence]):
             adapter=adapter,
             host_time=start.host_time or HostTime(),
         )
-        return row.num_cached
+        return table.num_cached
+
+    def find_more(self, sequence: SequenceId) -> int:
+        return self.pool.find_more(sequence, self._num_again)
+
+    @property
+    def num_shared_tokens(self) -> int:
+        return self.pool.num_shared * self.pool.block_len
+
+    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str) -> int:
+        return self.pool.num_common(tokens, num_prompt, adapter)
+
+    @property
+    def _num_again(self) -> int:
+        """Cached tokens that are read again: a head needs the state at the last one."""
+        return int(bool(self.runner.config.state_layers))
 
     def submit(self, work: Sequence[Work]) -> None:
         self._pending.extend(work)
@@ -152,8 +173,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
             raise
         except BaseException as error:
             logger.exception("sequence %d fails", sequence)
-            row = self._sequences[sequence].row
-            row.tokens, row.num_cached = (), 0  # its keys are not reused
+            self.pool.forget(self._sequences[sequence].table)
             return Failure(sentence(error))
 
     def cancel(self, sequence: SequenceId) -> None:
@@ -165,9 +185,9 @@ class TorchTarget(CachedModel[_TargetSequence]):
 
     def _item(self, work: Work) -> _Item:
         state = self._sequences[work.sequence]
-        row, sampling = state.row, state.sampling
+        table, sampling = state.table, state.sampling
         if isinstance(work, Prefill):
-            assert work.start == row.num_cached, f"a chunk at {work.start} of {row.num_cached}"
+            assert work.start == table.num_cached, f"a chunk at {work.start} of {table.num_cached}"
             end = work.start + len(work.tokens)
             scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
             num_logits = len(scored) + int(work.is_last)
@@ -177,8 +197,8 @@ class TorchTarget(CachedModel[_TargetSequence]):
             num_again = int(num_prompt == 1 and work.start > 0)
             first = work.start - num_again
             known, num_prompt = state.tokens[first:end], num_prompt + num_again
-            read = RowInput(
-                row.index, first, known, num_logits, num_prompt=num_prompt, adapter=state.adapter
+            read = self._row_input(
+                table, first, known, num_logits, num_prompt=num_prompt, adapter=state.adapter
             )
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request, scored=scored, num_again=num_again)
@@ -192,11 +212,10 @@ class TorchTarget(CachedModel[_TargetSequence]):
         if on_device is not None and not self.runner.is_asynchronous:
             drafts, on_device = tuple(on_device.tolist()), None
         tokens, parents = (state.tokens[-1], *drafts), verified.parents
-        read = RowInput(
-            row.index, row.num_cached, tokens, len(tokens), parents=parents, adapter=state.adapter
-        )
+        first, num = table.num_cached, len(tokens)
+        read = self._row_input(table, first, tokens, num, parents=parents, adapter=state.adapter)
         request = VerifyRequest(
-            sampling, row.num_cached + 1, state.history, drafts, probs, parents, on_device
+            sampling, first + 1, state.history, drafts, probs, parents, on_device
         )
         return _Item(work.sequence, read, request)
 
@@ -214,10 +233,10 @@ class TorchTarget(CachedModel[_TargetSequence]):
             self.runner.move_keys(*zip(*moves, strict=True))
 
     def _fail(self, sequence: SequenceId, failure: Failure | None) -> Event:
-        row = self._sequences[sequence].row
         if failure is NOT_FINITE:
-            self.runner.cache.clear_row(row.index)
-            row.tokens, row.num_cached = (), 0
+            table = self._sequences[sequence].table
+            self.runner.cache.clear(table.own.tolist())
+            self.pool.forget(table)
             logger.error("sequence %d: %s", sequence, failure.reason)
         return Event(sequence, failure=failure)
 
@@ -266,18 +285,18 @@ class TorchTarget(CachedModel[_TargetSequence]):
         state = self._sequences[item.sequence]
         end = item.row_input.position + len(item.row_input.tokens)
         if result is None or item.request is None:
-            state.row.num_cached = end
+            state.table.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden, prompt_log_probs=scored)
         num_drafts = len(item.request.drafts)
         is_sick = result.failure is NOT_FINITE
         if is_sick and num_drafts and self.runner.cache.spreads_nan:
             # The draft that overflows may not be the first: verify none.
-            self.runner.cache.clear_row(state.row.index, item.row_input.position)
+            self.runner.cache.clear([state.table.row], item.row_input.position)
             [event] = self._run([Verify(item.sequence, ())])
             return event._replace(num_drafted=item.request.draft_len)
         if result.failure is not None:
             return self._fail(item.sequence, result.failure)
-        state.row.num_cached = end - num_drafts + result.num_accepted
+        state.table.num_cached = end - num_drafts + result.num_accepted
         state.tokens.extend(result.tokens)
         if state.history is not None:
             state.history.extend(result.tokens)

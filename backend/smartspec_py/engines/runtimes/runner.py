@@ -5,6 +5,7 @@ The target and the draft model both use it. They differ only in the caller of `f
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.checkpoints.config import key_shape
@@ -34,6 +37,7 @@ class RunnerConfig:
     each pass. state_layers: return the inputs of these layers instead, one after another.
     weights, kv_cache: see `config.TorchEngineConfig`; weights of a loaded runner are not auto.
     num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
+    cache_bytes: memory for keys and values of a runner with blocks.
     """
 
     path: Path
@@ -48,6 +52,7 @@ class RunnerConfig:
     kv_cache: str = "auto"
     num_threads: int = 1
     adapters: Adapters = NO_ADAPTERS
+    cache_bytes: float = math.inf
 
     @property
     def weights_text(self) -> str:
@@ -66,7 +71,7 @@ class RowInput:
     `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
     `runtimes.openvino.runner`. first: the row's first slot with a key, and states: one for each
     token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`. adapter: see
-    `Adapters`.
+    `Adapters`. blocks: that hold the row, of a runner with blocks; None takes those of this number.
 
     parents: of tokens that are a tree, for each token after the first the index of the token before
     it in this input, or -1 if it follows what the row holds before `position`, as the first token
@@ -82,6 +87,7 @@ class RowInput:
     states: torch.Tensor | None = None
     parents: Sequence[int] = ()
     adapter: int = 0
+    blocks: NDArray[np.int32] | None = None
 
     @property
     def slots(self) -> range:
@@ -135,22 +141,25 @@ def joined(passes: Sequence[Parts], outputs: Sequence[PassOutput]) -> PassOutput
     )
 
 
-class RowStore(Protocol):
-    """Keys and values, organised by rows. free_bytes: what rows without a sequence may keep.
-    spreads_nan: whether attention multiplies the values that it masks, so that one NaN in a row
-    makes all logits of the row NaN."""
+class KeyStore(Protocol):
+    """Keys and values in blocks, or in rows: blocks that each hold a whole text.
 
-    free_bytes: float
+    num_blocks, block_len: blocks, and tokens of each. spreads_nan: whether attention multiplies the
+    values that it masks, so that one NaN in a row makes all logits of the row NaN.
+    """
+
+    num_blocks: int
+    block_len: int
     spreads_nan: bool
 
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the keys and values of the row's first num_tokens tokens."""
+    def copy_block(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the keys and values of the block's first num_tokens tokens, or more."""
 
-    def clear_row(self, row: int, first: int = 0) -> None:
-        """Set the keys and values of the row to 0, from this token on."""
+    def clear(self, blocks: Sequence[int], first: int = 0) -> None:
+        """Set the keys and values of these blocks to 0; of the first one, from this token on."""
 
-    def drop_row(self, row: int, num_kept: int = 0) -> None:
-        """Give memory back that the row does not need for its first num_kept tokens."""
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Give the memory of these blocks back, which are sorted. Their contents are lost."""
 
 
 class Runner(ABC):
@@ -159,7 +168,10 @@ class Runner(ABC):
     runtime: ClassVar[str]
     """The name of the library that computes the model: PYTORCH or OPENVINO."""
 
-    cache: RowStore
+    cache: KeyStore
+
+    first_key: ClassVar[int] = 0
+    """The first token of a text that has a key, which is in slot 0."""
 
     def __init__(self, config: RunnerConfig) -> None:
         self.config = config

@@ -34,6 +34,7 @@ from smartspec_py.engines.base import (
     Failure,
     Prefill,
     SequenceStart,
+    SharesNothing,
     TargetCapabilities,
     Verify,
     Work,
@@ -82,7 +83,7 @@ class _InFlight:
     num_emitted: int = 0
 
 
-class TrtllmTarget(ExecutorModel):
+class TrtllmTarget(ExecutorModel, SharesNothing):
     """Raises KeyError for a sequence that was not begun, and AssertionError for other misuse."""
 
     ready_sizes: Collection[int] = ()

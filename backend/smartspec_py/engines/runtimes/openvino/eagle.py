@@ -72,6 +72,7 @@ class OpenVinoEagleRunner(OpenVinoRunner):
     """
 
     _graph_class = _HeadGraph
+    first_key = 1
 
     def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
         """config.weights: those of the target."""

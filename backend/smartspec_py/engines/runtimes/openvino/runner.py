@@ -6,7 +6,7 @@ of one token (docs/research/performance.md). It supports the same models as `sup
 The logits of a token have the same bits in every pass, whatever else the pass computes, however
 its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
 that sum in different orders, so each kind of token is always computed by the same ones:
-- No product has a single row. A lone token is computed twice.
+- No product has a single row. A lone token gets a padding token beside it.
 - Products in float32 have no weights of half precision, see `graph`.
 - If weights have 8 or 4 bits and activations are not rounded to 8 bits, products are in float32, at
   most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
@@ -17,6 +17,9 @@ that sum in different orders, so each kind of token is always computed by the sa
   computed again when the block gets more tokens.
 - All other tokens, which were generated or are drafts, are attended as separate sequences of one
   token each that share the row's blocks. A pass writes all its keys before it reads any.
+
+Rows that begin alike may share their first blocks, in the same pass too. A row writes only to
+blocks of its own.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.config import load_config
@@ -55,6 +59,7 @@ from smartspec_py.engines.runtimes.openvino.graph import (
     DecoderGraph,
     cache_names,
 )
+from smartspec_py.engines.runtimes.openvino.supported import auto_weights
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.runner import (
     OPENVINO,
@@ -72,11 +77,6 @@ these that divides the width of every product. One scale for a whole row would b
 Weights of 4 bits have the same groups."""
 
 NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
-
-LARGE = 100_000_000
-"""Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
-one token takes as long as reading them: with int8, 0.43 to 0.75 of the time on all processors that
-were tried. The choice is not measured at each start, because texts depend on it."""
 
 MOST_WIDTH, MOST_TOKENS = 2_048, 80
 """Without rounded activations, OpenVINO 2026.4 converts compressed weights in each pass. It then
@@ -100,10 +100,6 @@ MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
 """A pass can get tokens that nobody reads, so that a copy has its size. Another size costs about as
 much per layer as a token per 50 million parameters (AMD EPYC Zen 5). Models with more parameters
 per layer get no padding and no further copies."""
-
-FREE_BYTES = float(1 << 30)
-"""Rows without a sequence keep at most so much memory of keys and values, for prompts that begin
-alike. Otherwise each row would keep the memory of its longest text for ever."""
 
 HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
@@ -213,8 +209,7 @@ class OpenVinoRunner(Runner):
 
     @property
     def bytes_per_token(self) -> int:
-        num_bytes = sum(int(tensor.byte_size) for tensor in self.cache.tensors.values())
-        return num_bytes // (self.cache.num_blocks * BLOCK_LEN)
+        return self.cache.block_bytes // BLOCK_LEN
 
     def forward(
         self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
@@ -250,21 +245,18 @@ class OpenVinoRunner(Runner):
             for row, end in zip(inputs, ends, strict=True)
             for token in range(end - row.num_logits, end)
         ]
-        if ends[-1] == 1:
-            parts *= 2
-        num_tokens = max(2, ends[-1])
-        copy = self._copy_for(num_tokens)
-        request, padding = copy.request, copy.num_tokens - num_tokens
-        parts += [RowInput(self.config.num_rows, 0, (0,), 0)] * padding
+        copy = self._copy_for(max(2, ends[-1]))
+        request, padding = copy.request, copy.num_tokens - ends[-1]
+        parts += [RowInput(0, 0, (0,), 0, blocks=self.cache.padding)] * padding
         # Two, because the output layer is a product too, and some operators fail with no rows.
-        num_results, layers = max(2, len(wanted)) + padding, self.config.state_layers
+        num_results, layers = max(2, len(wanted) + padding), self.config.state_layers
         self._set_inputs(request, parts, [*wanted, *[0] * (num_results - len(wanted))])
         # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
         logits = torch.empty(num_results, self.config.vocab_size)
         request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
         hidden = None
         if self.config.gives_hidden or layers:
-            num_states = num_tokens + padding if layers else num_results
+            num_states = copy.num_tokens if layers else num_results
             hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
             request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
             hidden = hidden[: ends[-1] if layers else len(wanted)]
@@ -274,7 +266,7 @@ class OpenVinoRunner(Runner):
 
     @property
     def ready_sizes(self) -> Collection[int]:
-        """With padding. A lone token is computed twice."""
+        """With padding. A lone token always has some."""
         paddings = range(self._most_padding + 1)
         sizes = {copy.num_tokens - padding for copy in self._copies for padding in paddings}
         return sizes | {1} if 2 in sizes else sizes
@@ -310,14 +302,14 @@ class OpenVinoRunner(Runner):
     ) -> None:
         starts = [part.position - part.first for part in parts]
         ends = [start + len(part.tokens) for start, part in zip(starts, parts, strict=True)]
-        blocks = [self.cache.blocks(part.row, end) for part, end in zip(parts, ends, strict=True)]
+        blocks = [self.cache.blocks_of(part, end) for part, end in zip(parts, ends, strict=True)]
         given: dict[str, Any] = {
             "token_ids": [token for part in parts for token in part.tokens],
             "positions": [position for part in parts for position in part.positions],
             "wanted": wanted,
             "past_lens": starts,
             "subsequence_begins": np.cumsum([0, *(len(part.tokens) for part in parts)]),
-            "block_indices": [block for of_part in blocks for block in of_part],
+            "block_indices": np.concatenate(blocks),
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
             LONGEST: max(ends),
             OWN_ADAPTERS: [part.adapter for part in parts for _ in part.tokens],
@@ -374,12 +366,10 @@ def _parts(row: RowInput) -> list[RowInput]:
     """The tokens of an input by attention: those of a prompt together, others one by one."""
     first = row.num_prompt if row.num_prompt > 1 else 0
     own = row.adapter
-    together = (
-        [RowInput(row.row, row.position, row.tokens[:first], 0, adapter=own)] if first else []
-    )
-    return together + [
-        RowInput(row.row, row.position + i, row.tokens[i : i + 1], 0, adapter=own)
-        for i in range(first, len(row.tokens))
+    bounds = ([(0, first)] if first else []) + [(i, i + 1) for i in range(first, len(row.tokens))]
+    return [
+        RowInput(row.row, row.position + i, row.tokens[i:end], 0, adapter=own, blocks=row.blocks)
+        for i, end in bounds
     ]
 
 
@@ -400,82 +390,102 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
         check_tied(torch.equal(*(files[name] for name in pair)), config.path)
     weights = Weights(files)
     if config.weights == "auto":
-        is_large = model.num_parameters() >= LARGE
-        config = replace(config, weights="int8" if is_large else "stored")
+        config = replace(config, weights=auto_weights(model.num_parameters()))
     return OpenVinoRunner(model, config, weights)
 
 
 class BlockCache:
-    """Keys and values in blocks of BLOCK_LEN tokens. Each row owns as many adjacent blocks as its
-    maximum length needs."""
+    """Keys and values in blocks of BLOCK_LEN tokens: as many as fit in `config.cache_bytes`, and
+    one more for each row, but no more than all rows can fill."""
 
-    free_bytes = FREE_BYTES
+    block_len = BLOCK_LEN
     spreads_nan = False
 
     def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
-        self._per_row = -(-config.max_len // BLOCK_LEN)
-        self.num_blocks = config.num_rows * self._per_row + 1  # the last one is for padding
+        self._num_rows = config.num_rows
+        inputs = [compiled.input(name) for name in cache_names(len(model.model.layers))]
+        # In 8 bits, each row of a block begins with its scale and zero.
+        shapes = [[width.get_length() for width in list(i.partial_shape)[1:]] for i in inputs]
+        self._sizes = [
+            math.prod(shape) * i.element_type.size for i, shape in zip(inputs, shapes, strict=True)
+        ]
+        self.block_bytes: int = sum(self._sizes)
+        most = config.num_rows * -(-config.max_len // BLOCK_LEN)
+        fitting = config.cache_bytes // self.block_bytes + config.num_rows
+        self.num_blocks = int(min(most, fitting))
+        self.padding = np.array([self.num_blocks], np.int32)
+        """One block more, for padding."""
+
         self.tensors: dict[str, ov.Tensor] = {}
         self._maps: list[mmap.mmap] = []
         self._occupied = [0] * config.num_rows
         """Blocks of each row that `occupy` has written."""
-        for name in cache_names(len(model.model.layers)):
-            # In 8 bits, each row of a block begins with its scale and zero.
-            dtype = compiled.input(name).element_type
-            widths = [width.get_length() for width in list(compiled.input(name).partial_shape)[1:]]
-            shape = ov.Shape([self.num_blocks, *widths])
-            num_bytes = math.prod(shape) * dtype.size
-            # The system gives each page when it is written, so unused rows take no memory. Large
+        for node, shape, size in zip(inputs, shapes, self._sizes, strict=True):
+            # The system gives each page when it is written, so unused blocks take no memory. Large
             # pages would: a few tokens of a row took 2 MiB of each layer, and no pass was faster.
+            num_bytes = (self.num_blocks + 1) * size
             self._maps.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
             with contextlib.suppress(OSError):  # some kernels have no large pages
                 self._maps[-1].madvise(mmap.MADV_NOHUGEPAGE)
-            self.tensors[name] = ov.Tensor(np.frombuffer(self._maps[-1], np.uint8), shape, dtype)
+            memory = np.frombuffer(self._maps[-1], np.uint8)
+            of_all = ov.Shape([self.num_blocks + 1, *shape])
+            self.tensors[node.any_name] = ov.Tensor(memory, of_all, node.element_type)
 
-    def blocks(self, row: int, num_tokens: int) -> range:
+    def blocks_of(self, row: RowInput, num_tokens: int) -> NDArray[np.int32]:
         """The blocks of the row's first num_tokens tokens."""
-        first = row * self._per_row
-        return range(first, first + -(-num_tokens // BLOCK_LEN))
+        num = -(-num_tokens // BLOCK_LEN)
+        if row.blocks is not None:
+            return row.blocks[:num]
+        first = min(row.row * (self.num_blocks // self._num_rows), self.num_blocks - num)
+        return np.arange(first, first + num, dtype=np.int32)
 
     def occupy(self, num_rows: int, num_tokens: int) -> None:
         """Write to this many tokens of the first rows. Reading pages that were never written takes
         no time: they are all the same page, which stays in the processor's caches."""
         for row in range(num_rows):
-            blocks = self.blocks(row, num_tokens)
-            for tensor in self.tensors.values() if len(blocks) > self._occupied[row] else ():
-                _bytes(tensor)[blocks.start + self._occupied[row] : blocks.stop] = 0
-            self._occupied[row] = max(self._occupied[row], len(blocks))
+            blocks = self.blocks_of(RowInput(row, 0, (), 0), num_tokens)[self._occupied[row] :]
+            for tensor in self.tensors.values() if len(blocks) else ():
+                _bytes(tensor)[blocks[0] : blocks[-1] + 1] = 0
+            self._occupied[row] += len(blocks)
 
     def release(self) -> None:
-        """Give the memory of all rows back to the system. Their contents are lost."""
-        self._occupied = [0] * len(self._occupied)
+        """Give the memory of all blocks back to the system. Their contents are lost."""
+        self._occupied = [0] * self._num_rows
         for memory in self._maps:
             memory.madvise(mmap.MADV_DONTNEED)
 
-    def drop_row(self, row: int, num_kept: int = 0) -> None:
-        """See `RowStore`."""
-        first, end = self.blocks(row, num_kept).stop, (row + 1) * self._per_row
-        for memory, tensor in zip(self._maps, self.tensors.values(), strict=True):
-            block_bytes = int(tensor.byte_size) // self.num_blocks
-            start_page = -(-first * block_bytes // mmap.PAGESIZE)
-            end_page = end * block_bytes // mmap.PAGESIZE
-            if start_page < end_page:
-                num_bytes = (end_page - start_page) * mmap.PAGESIZE
-                memory.madvise(mmap.MADV_DONTNEED, start_page * mmap.PAGESIZE, num_bytes)
+    def drop(self, blocks: Sequence[int]) -> None:
+        """See `KeyStore`."""
+        for first, end in _runs(blocks):
+            for memory, size in zip(self._maps, self._sizes, strict=True):
+                start_page = -(-first * size // mmap.PAGESIZE)
+                end_page = end * size // mmap.PAGESIZE
+                if start_page < end_page:
+                    num_bytes = (end_page - start_page) * mmap.PAGESIZE
+                    memory.madvise(mmap.MADV_DONTNEED, start_page * mmap.PAGESIZE, num_bytes)
 
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the keys and values of the row's first num_tokens tokens, in whole blocks."""
-        read, written = self.blocks(source, num_tokens), self.blocks(destination, num_tokens)
+    def copy_block(self, source: int, destination: int, num_tokens: int) -> None:
+        """See `KeyStore`."""
         for tensor in self.tensors.values():
             by_block = _bytes(tensor)
-            by_block[written.start : written.stop] = by_block[read.start : read.stop]
+            by_block[destination] = by_block[source]
 
-    def clear_row(self, row: int, first: int = 0) -> None:
-        """See `RowStore`. Whole blocks are cleared, so `first` must begin one."""
-        assert first % BLOCK_LEN == 0
-        blocks = self.blocks(row, self._per_row * BLOCK_LEN)
+    def clear(self, blocks: Sequence[int], first: int = 0) -> None:
+        """See `KeyStore`. Whole blocks are cleared."""
+        assert first == 0
         for tensor in self.tensors.values():
-            _bytes(tensor)[blocks.start + first // BLOCK_LEN : blocks.stop] = 0
+            _bytes(tensor)[list(blocks)] = 0
+
+
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """The bounds of adjacent blocks."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block:
+            runs[-1] = runs[-1][0], block + 1
+        else:
+            runs.append((block, block + 1))
+    return runs
 
 
 def _bytes(tensor: ov.Tensor) -> Any:

@@ -14,6 +14,11 @@ MODEL_TYPES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smo
 Layers may have biases, norms of queries and keys, norms after attention and MLP, one matrix for
 several products, and rotation of a part of a head or none."""
 
+LARGE = 100_000_000
+"""Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
+one token takes as long as reading them: with int8, 0.43 to 0.75 of the time on all processors that
+were tried. The choice is not measured at each start, because texts depend on it."""
+
 WINDOW_IN_CONFIG = ("mistral", "phi3")
 """Models whose layers all have the window of the config."""
 
@@ -32,6 +37,11 @@ def can_write_out(config: Any) -> bool:
         and not getattr(config, "final_logit_softcapping", None)
         and not getattr(config, "use_bidirectional_attention", None)
     )
+
+
+def auto_weights(num_parameters: int) -> str:
+    """What `engine.weights: auto` means for a model of so many parameters."""
+    return "int8" if num_parameters >= LARGE else "stored"
 
 
 def activation(config: Any) -> str:

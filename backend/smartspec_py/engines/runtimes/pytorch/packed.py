@@ -15,7 +15,6 @@ interface, and their cache is replaced by `RowCache`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,12 +40,16 @@ NUM_SCRATCH = 16
 slot is enough; with sixteen, every layer of the cache starts at a multiple of 64 bytes."""
 
 
+MAX_SPREAD, MIN_SPREAD = 2, 4
+"""The keys of rows are copied if they span more than so many times their number, and so many."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
     """Rows whose attention is computed in one call.
 
     tokens: where the group's tokens are in the packed row.
-    rows: the cache rows that are read.
+    rows: the cache rows that are read: all from one to another, or these.
     mask: bool [rows, 1, width, context_len], True where the query sees the key. width and
         context_len: query tokens per row and keys per row, both after padding.
     places: [tokens] index of each token among the rows * width padded ones; None if the group needs
@@ -54,7 +57,7 @@ class AttentionGroup:
     """
 
     tokens: slice
-    rows: slice
+    rows: slice | Sequence[int]
     mask: torch.Tensor
     places: torch.Tensor | None = None
 
@@ -155,7 +158,7 @@ def pack(
         first += sum(len(item.tokens) for item in items)
     token_ids = [token for item in ordered for token in item.tokens]
     positions = [position for item in ordered for position in item.positions]
-    slots = [item.row * cache.max_len + slot for item in ordered for slot in item.slots]
+    slots = [item.row * cache.block_len + slot for item in ordered for slot in item.slots]
     adapters = [item.adapter for item in ordered for _ in item.tokens]
     if states is not None:
         of_inputs = torch.split(states, [len(item.tokens) for item in inputs])
@@ -196,13 +199,17 @@ def wanted_of(inputs: Sequence[RowInput], firsts: Sequence[int]) -> list[int]:
 
 def _group(items: Sequence[RowInput], first: int, device: torch.device) -> AttentionGroup:
     """One attention call over the cache rows from the first to the last item, padded to the longest
-    input. Rows without an input in between compute padding."""
-    row_lo, row_hi = items[0].row, items[-1].row + 1
-    num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
+    input. Rows without an input in between compute padding; if there are many, the others are
+    copied."""
+    rows: Sequence[int] = range(items[0].row, items[-1].row + 1)
+    is_spread = len(rows) > max(MIN_SPREAD, MAX_SPREAD * len(items))
+    if is_spread:
+        rows = [item.row for item in items]
+    num_rows, width = len(rows), max(len(item.tokens) for item in items)
     starts, firsts = torch.zeros(2, num_rows, dtype=torch.long)
     places: list[int] = []
     for item in items:
-        row, num = item.row - row_lo, len(item.tokens)
+        row, num = rows.index(item.row), len(item.tokens)
         starts[row], firsts[row] = item.position, item.first
         places += range(row * width, row * width + num)
     context_len = max(item.position + len(item.tokens) for item in items)
@@ -210,10 +217,10 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
     mask = attention_mask(starts.to(device), firsts.to(device), width, context_len)
     for item in items:
         if item.parents:
-            hide_other_branches(mask[item.row - row_lo, 0], item)
+            hide_other_branches(mask[rows.index(item.row), 0], item)
     return AttentionGroup(
         slice(first, first + len(places)),
-        slice(row_lo, row_hi),
+        rows if is_spread else slice(rows[0], rows[-1] + 1),
         mask,
         None if is_rectangular else torch.tensor(places, device=device),
     )
@@ -247,19 +254,18 @@ _Read = list[tuple[torch.Tensor, torch.Tensor]]
 class RowCache(Cache):
     """Keys and values of all rows in one static buffer.
 
-    storage: [layers, 2, num_rows * max_len + NUM_SCRATCH, kv_heads, head_dim]. `buffer` is the view
-    of storage without scratch slots: [layers, 2, rows, max_len, kv_heads, head_dim].
+    storage: [layers, 2, rows * block_len + NUM_SCRATCH, kv_heads, head_dim]. `buffer` is the view
+    of storage without scratch slots: [layers, 2, rows, block_len, kv_heads, head_dim].
     """
 
-    free_bytes = math.inf
     spreads_nan = True  # 0 times NaN is NaN
 
     def __init__(self, storage: torch.Tensor, num_rows: int) -> None:
         super().__init__(layers=[])
         self.scratch_slot = storage.shape[2] - NUM_SCRATCH
-        self.max_len = self.scratch_slot // num_rows
+        self.num_blocks, self.block_len = num_rows, self.scratch_slot // num_rows
         by_slot = storage[:, :, : self.scratch_slot]
-        by_token = (num_rows, self.max_len, *storage.shape[3:])
+        by_token = (num_rows, self.block_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
         self._storage = storage
         self.by_slot = [(layer[0], layer[1]) for layer in storage]
@@ -295,15 +301,17 @@ class RowCache(Cache):
         """Copy the keys and values of slots [n] to other slots [n], of all layers at once."""
         self._storage.index_copy_(2, destinations, self._storage.index_select(2, sources))
 
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the keys and values of the row's first num_tokens tokens."""
+    def copy_block(self, source: int, destination: int, num_tokens: int) -> None:
+        """See `KeyStore`."""
         self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
 
-    def clear_row(self, row: int, first: int = 0) -> None:
-        """See `RowStore`."""
-        self.buffer[:, :, row, first:] = 0
+    def clear(self, blocks: Sequence[int], first: int = 0) -> None:
+        """See `KeyStore`."""
+        for row in blocks:
+            self.buffer[:, :, row, first:] = 0
+            first = 0
 
-    def drop_row(self, row: int, num_kept: int = 0) -> None:
+    def drop(self, blocks: Sequence[int]) -> None:
         """Does nothing: the memory of all rows is one tensor."""
 
 

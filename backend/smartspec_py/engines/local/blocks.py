@@ -1,0 +1,395 @@
+"""The pool of cache blocks: which sequence uses which block, and which tokens the rest still hold.
+
+A block holds the keys and values of `block_len` tokens. A sequence has a table of blocks and takes
+another one when its text needs it, so memory belongs to whoever needs it.
+
+Blocks whose tokens were read as a prompt stand in a tree: a node is a block, and its parent is the
+block before it in the text. A new sequence that begins with the same tokens uses the same blocks,
+also while others use them. Only its last block is a copy, if a part of it is common. When nobody
+uses a block any more, it stays in the tree until its memory is needed. Then the one that was used
+longest ago goes first, and those behind it in a text before it.
+
+Only keys of the same LoRA adapter are shared. Only what was read as a prompt is shared: generated
+tokens are attended otherwise (`openvino.runner`), so their keys differ in the last bits from those
+of the same tokens in the prompt of a next turn. The text must not depend on what is cached.
+
+A store of rows is the same with blocks as long as the longest text: then a sequence has one block,
+and what is common is always copied.
+
+This file only does the bookkeeping. The caller copies keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smartspec_py.core.types import SequenceId
+
+MIN_REUSED = 8
+"""Shorter common prefixes are not reused. Prefilling them costs less than a copy."""
+
+
+MOST_OUTDATED = 1024
+"""The heap of idle nodes is cleaned when it has so many entries more than valid ones."""
+
+
+class OutOfBlocksError(RuntimeError):
+    """No block is free. Admission must prevent this."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """tokens: of the block, at most block_len. num_users: tables that have the block. last_used:
+    number of releases at the last use. is_lost: not in the tree any more."""
+
+    block: int
+    tokens: tuple[int, ...] = ()
+    parent: _Node | None = None
+    children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
+    num_users: int = 0
+    last_used: int = 0
+    is_lost: bool = False
+
+
+_Entry = tuple[int, int, _Node]
+"""Of the heap of idle nodes: `last_used` then, a number that no other entry has, the node."""
+
+
+@dataclass(slots=True, eq=False)
+class Table:
+    """The blocks of a sequence.
+
+    row: a number below `num_rows` that no other sequence has. tokens: of the sequence, a list that
+    only grows; the first num_prompt are its prompt; empty if its keys are not to be shared.
+    num_reused: how many of them may come from other sequences. num_cached: how many of them the
+    blocks hold. nodes: of its first blocks, those in the tree.
+    """
+
+    row: int
+    blocks: NDArray[np.int32]
+    tokens: Sequence[int]
+    num_prompt: int
+    adapter: str
+    num_reused: int = 0
+    num_blocks: int = 0
+    num_cached: int = 0
+    nodes: list[_Node] = field(default_factory=list)
+
+    @property
+    def used(self) -> NDArray[np.int32]:
+        """The blocks in the order of the text."""
+        return self.blocks[: self.num_blocks]
+
+    @property
+    def own(self) -> NDArray[np.int32]:
+        """The blocks that no other table has: the last ones."""
+        return self.blocks[sum(node.num_users > 1 for node in self.nodes) : self.num_blocks]
+
+
+class Memory:
+    """The memory of several pools together. If it is used up, they forget what nobody uses."""
+
+    def __init__(self, num_bytes: float = math.inf) -> None:
+        self.num_bytes = num_bytes
+        self.pools: list[BlockPool] = []
+
+    @property
+    def used(self) -> int:
+        return sum(pool.num_used * pool.block_bytes for pool in self.pools)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Draft models come last, and forget first: that costs less."""
+        last_first = self.pools[::-1]
+        while self.used + num_bytes > self.num_bytes and any(pool.evict() for pool in last_first):
+            pass
+
+
+class BlockPool:
+    """Blocks 0..num_blocks-1 of one cache."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_len: int,
+        num_rows: int,
+        *,
+        max_len: int,
+        copy: Callable[[int, int, int], None],
+        block_bytes: int = 0,
+        memory: Memory | None = None,
+        first: int = 0,
+        reuses_prefixes: bool = True,
+    ) -> None:
+        """max_len: tokens of a sequence. copy: copies the first tokens of a block: source,
+        destination, number of tokens. first: the first token that has a key; it is in slot 0."""
+        self.block_len, self.block_bytes, self.first = block_len, block_bytes, first
+        self._per_table = -(-max_len // block_len)
+        self._copy = copy
+        self._reuses_prefixes = reuses_prefixes
+        self._memory = memory or Memory()
+        self._memory.pools.append(self)
+        self._num_blocks = num_blocks
+        self._free = list(range(num_blocks))
+        self._rows = list(range(num_rows))
+        self._dirty: set[int] = set()
+        """Free blocks that were used since the last `take_unused`."""
+
+        self.tables: dict[SequenceId, Table] = {}
+        self._roots: dict[tuple[str, tuple[int, ...]], _Node] = {}
+        self._idle: list[_Entry] = []
+        """A heap of nodes that may be evicted, by last use. Some have been used again since."""
+
+        self._numbers = count()
+        self._num_releases = 0
+        self.num_shared = 0
+        """Blocks that would be needed in addition if no two sequences shared any."""
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that a sequence uses or that hold a prefix."""
+        return self._num_blocks - len(self._free)
+
+    def allocate(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        reuses_prefix: bool = True,
+        adapter: str = "",
+        num_again: int = 0,
+    ) -> Table:
+        """A table for a sequence with these tokens. It begins with the longest cached prefix of its
+        prompt, except for the last token, and for num_again tokens before it. From now on, the
+        caller may only append to `tokens`."""
+        assert sequence not in self.tables, f"sequence {sequence} already has a table"
+        blocks = np.zeros(self._per_table, np.int32)
+        table = Table(-1, blocks, tokens, num_prompt, adapter, num_prompt if reuses_prefix else 0)
+        nodes, partial, num = self._find(table)
+        self._begin(table, nodes, partial, max(0, num - num_again))
+        table.row = int(blocks[0]) if self._per_table == 1 else heappop(self._rows)
+        self.tables[sequence] = table
+        return table
+
+    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str = "") -> int:
+        """The tokens in blocks of other sequences that a sequence with these tokens would use."""
+        table = Table(-1, np.zeros(0, np.int32), tokens, num_prompt, adapter, num_prompt)
+        nodes, _, _ = self._find(table)
+        return self.block_len * sum(node.num_users > 0 for node in nodes)
+
+    def find_more(self, sequence: SequenceId, num_again: int = 0) -> int:
+        """Look again for a cached prefix, for a sequence that has read nothing itself since
+        `allocate`: another one may have read it since. Returns the tokens that are cached."""
+        table = self.tables[sequence]
+        nodes, partial, num = self._find(table)
+        if num - num_again >= table.num_cached + self.block_len:
+            self._drop_blocks(table)
+            self._begin(table, nodes, partial, num - num_again)
+        return table.num_cached
+
+    def extend(self, table: Table, num_tokens: int) -> None:
+        """Take blocks until the table has room for this many tokens. Raises OutOfBlocksError."""
+        while table.num_blocks * self.block_len < num_tokens - self.first:
+            table.blocks[table.num_blocks] = self._take()
+            table.num_blocks += 1
+
+    def cut(self, table: Table, num_tokens: int) -> None:
+        """Keep the first num_tokens tokens. The next ones will be written: whole blocks behind
+        them that others may have become blocks of this table alone."""
+        kept, num_partial = divmod(max(0, num_tokens - self.first), self.block_len)
+        for node in reversed(table.nodes[kept:]):
+            place = len(table.nodes) - 1
+            if len(node.tokens) < self.block_len:
+                if place == kept:
+                    break  # nobody else has it
+                self._lose(node)
+            else:
+                block = self._take()
+                if place == kept and num_partial:
+                    self._copy(node.block, block, num_partial)
+                table.blocks[place] = block
+                self._leave(node)
+            table.nodes.pop()
+        table.num_cached = min(table.num_cached, num_tokens)
+
+    def release(self, sequence: SequenceId) -> None:
+        """The sequence ends. What was read as its prompt stays in the tree."""
+        table = self.tables.pop(sequence)
+        self._publish(table)
+        self._drop_blocks(table)
+        if self._per_table > 1:
+            heappush(self._rows, table.row)
+
+    def forget(self, table: Table) -> None:
+        """Share no keys of this table any more, also not those that are in the tree."""
+        for node in table.nodes:
+            self._lose(node)
+        table.tokens, table.num_cached = (), 0
+
+    def evict(self) -> bool:
+        """Free the block that nobody has used for the longest time; False if there is none."""
+        while self._idle:
+            if _is_valid(entry := heappop(self._idle)):
+                self._lose(entry[-1])
+                return True
+        return False
+
+    def take_unused(self) -> list[int]:
+        """The free blocks whose memory is still held, sorted, if no sequence is left; each once."""
+        if self.tables or not self._dirty:
+            return []
+        blocks, self._dirty = sorted(self._dirty), set()
+        return blocks
+
+    def _root(self, table: Table) -> _Node:
+        """Of all texts with this adapter, and with these tokens before the first that has a key."""
+        key = table.adapter, tuple(table.tokens[: self.first])
+        return self._roots.setdefault(key, _Node(-1))
+
+    def _find(self, table: Table) -> tuple[list[_Node], _Node | None, int]:
+        """The nodes of the longest cached prefix; a node of which only the first tokens are common;
+        and the length of the prefix."""
+        most = min(table.num_reused, len(table.tokens) - 1)
+        if not self._reuses_prefixes or most < MIN_REUSED:
+            return [], None, 0
+        for other in self.tables.values():
+            self._publish(other)
+        nodes: list[_Node] = []
+        node, length, place = self._root(table), self.block_len, self.first
+        while place + length <= most:
+            child = node.children.get(tuple(table.tokens[place : place + length]))
+            if child is None:
+                break
+            nodes.append(child)
+            node, place = child, place + length
+        rest = tuple(table.tokens[place : min(most, place + length)])
+        partial, most_common = None, 0
+        for tokens, child in node.children.items():
+            if (common := _num_common(tokens, rest)) > most_common:
+                partial, most_common = child, common
+        num = place + most_common
+        return (nodes, partial, num) if num >= MIN_REUSED else ([], None, 0)
+
+    def _begin(self, table: Table, nodes: list[_Node], partial: _Node | None, num: int) -> None:
+        """Give the table these nodes, and a copy of what is common with the partial one, up to num
+        tokens in all."""
+        table.num_cached = num
+        num_slots = max(0, num - self.first)
+        whole, num_partial = divmod(num_slots, self.block_len)
+        source = nodes[whole] if whole < len(nodes) else partial
+        table.nodes = nodes[:whole]
+        for place, node in enumerate(table.nodes):
+            node.num_users += 1
+            self.num_shared += node.num_users > 1
+            table.blocks[place] = node.block
+        table.num_blocks = whole
+        if num_partial and source is not None:
+            source.last_used = self._num_releases
+            self._note_idle(source)
+            block = self._take()
+            table.blocks[whole], table.num_blocks = block, whole + 1
+            if block != source.block:  # else the source was evicted, and this is its block
+                self._copy(source.block, block, num_partial)
+        if self._per_table == 1:
+            self.extend(table, self.first + 1)
+
+    def _publish(self, table: Table) -> None:
+        """Put the blocks into the tree that were read as a prompt since the last time."""
+        length, nodes = self.block_len, table.nodes
+        num = min(table.num_cached, table.num_prompt, len(table.tokens)) - self.first
+        if nodes and len(nodes[-1].tokens) < min(length, num - (len(nodes) - 1) * length):
+            self._lose(nodes.pop())  # its block is published again, with more tokens
+        while len(nodes) * length < num:
+            place = len(nodes)
+            start = self.first + place * length
+            tokens = tuple(table.tokens[start : start + min(length, num - place * length)])
+            parent = nodes[-1] if nodes else self._root(table)
+            if parent.is_lost:
+                return
+            node = parent.children.get(tokens)
+            if node is None:
+                node = _Node(int(table.blocks[place]), tokens, parent, num_users=1)
+                parent.children[tokens] = node
+            elif len(tokens) < length:
+                return
+            else:  # both have read it at the same time: keep one
+                self._free_block(int(table.blocks[place]))
+                table.blocks[place] = node.block
+                node.num_users += 1
+                self.num_shared += node.num_users > 1
+            nodes.append(node)
+
+    def _drop_blocks(self, table: Table) -> None:
+        """Leave the table without blocks."""
+        self._num_releases += 1
+        for block in table.blocks[len(table.nodes) : table.num_blocks].tolist():
+            self._free_block(block)
+        for node in reversed(table.nodes):
+            self._leave(node)
+        table.nodes, table.num_blocks, table.num_cached = [], 0, 0
+
+    def _leave(self, node: _Node) -> None:
+        """A table does not use this node any more."""
+        node.num_users -= 1
+        self.num_shared -= node.num_users > 0
+        node.last_used = self._num_releases
+        if node.is_lost and not node.num_users:
+            self._free_block(node.block)
+        else:
+            self._note_idle(node)
+
+    def _note_idle(self, node: _Node) -> None:
+        if _is_idle(node) and node.parent is not None:
+            heappush(self._idle, (node.last_used, next(self._numbers), node))
+        if len(self._idle) > 2 * self._num_blocks + MOST_OUTDATED:
+            self._idle = sorted(entry for entry in self._idle if _is_valid(entry))
+
+    def _lose(self, node: _Node) -> None:
+        """Take a node and all behind it out of the tree. Blocks that a table has stay with it."""
+        parent, node.parent = node.parent, None
+        if parent is not None:
+            del parent.children[node.tokens]
+            self._note_idle(parent)
+        waiting = [node]
+        while waiting:
+            lost = waiting.pop()
+            waiting += lost.children.values()
+            lost.children, lost.parent, lost.is_lost = {}, None, True
+            if not lost.num_users:
+                self._free_block(lost.block)
+
+    def _take(self) -> int:
+        self._memory.make_room(self.block_bytes)
+        if not self._free and not self.evict():
+            raise OutOfBlocksError("no block of the cache is free")
+        block = heappop(self._free)
+        self._dirty.discard(block)
+        return block
+
+    def _free_block(self, block: int) -> None:
+        heappush(self._free, block)
+        self._dirty.add(block)
+
+
+def _is_idle(node: _Node) -> bool:
+    return not node.num_users and not node.children
+
+
+def _is_valid(entry: _Entry) -> bool:
+    """Whether the node is still idle, and was not used since."""
+    last_used, _, node = entry
+    return not node.is_lost and _is_idle(node) and node.last_used == last_used
+
+
+def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    most = min(len(left), len(right))
+    if most and left[0] != right[0]:
+        return 0
+    return next((i for i in range(most) if left[i] != right[i]), most)
