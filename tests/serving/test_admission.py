@@ -283,7 +283,7 @@ def test_draining_lets_finish_what_can_and_ends_the_rest(burst: int) -> None:
     harness.submit(prompt_of(5), 10, policy="none")
     long = harness.submit(prompt_of(5), 500, policy="none")
     reading = harness.submit(prompt_of(4000), 5)
-    fourth = harness.submit(prompt_of(5), 500)
+    fourth = harness.submit(prompt_of(4000), 500)
     waiting = harness.submit(prompt_of(5), 5)
     harness.step(2)
     harness.inbox.refuse("the server is shutting down")

@@ -101,22 +101,42 @@ def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
     [
         # one long prompt, in chunks of the budget
         ([10], 1000, 4, [[(1, 0, 4, False)], [(1, 4, 4, False)], [(1, 8, 2, True)]]),
-        # what one leaves, the next takes; the oldest first
+        # what one leaves, the next takes; the oldest first, then the shortest
         (
             [3, 10, 2],
             1000,
             8,
-            [[(1, 0, 3, True), (2, 0, 5, False)], [(2, 5, 5, True), (3, 0, 2, True)]],
+            [[(1, 0, 3, True), (3, 0, 2, True), (2, 0, 3, False)], [(2, 3, 7, True)]],
         ),
+        # half for the oldest, and half for the shortest of the others
+        (
+            [14, 7, 3],
+            1000,
+            8,
+            [
+                [(1, 0, 4, False), (3, 0, 3, True), (2, 0, 1, False)],
+                [(1, 4, 4, False), (2, 1, 4, False)],
+                [(1, 8, 6, True), (2, 5, 2, True)],
+            ],
+        ),
+        # the oldest is also the shortest, and has both halves
+        (
+            [10, 11],
+            1000,
+            8,
+            [[(1, 0, 8, False)], [(1, 8, 2, True), (2, 0, 6, False)], [(2, 6, 5, True)]],
+        ),
+        # no chunk is larger than the engine takes
+        ([10, 3], 5, 8, [[(1, 0, 5, False), (2, 0, 3, True)], [(1, 5, 5, True)]]),
         # an exact fit leaves nothing, and no empty chunk
         ([4, 4], 1000, 4, [[(1, 0, 4, True)], [(2, 0, 4, True)]]),
         # whole prompts share the budget
         ([10, 3], None, 13, [[(1, 0, 10, True), (2, 0, 3, True)]]),
         ([10, 3], None, 12, [[(1, 0, 10, True)], [(2, 0, 3, True)]]),
         # longer than the budget: alone
-        ([3, 10, 3], None, 8, [[(1, 0, 3, True)], [(2, 0, 10, True)], [(3, 0, 3, True)]]),
-        # strictly by rank: the third would fit beside the first
-        ([5, 6, 3], None, 8, [[(1, 0, 5, True)], [(2, 0, 6, True)], [(3, 0, 3, True)]]),
+        ([10, 3], None, 8, [[(1, 0, 10, True)], [(2, 0, 3, True)]]),
+        # the shortest that fits beside the oldest
+        ([5, 6, 3], None, 8, [[(1, 0, 5, True), (3, 0, 3, True)], [(2, 0, 6, True)]]),
     ],
 )
 def test_chunks(
@@ -128,6 +148,26 @@ def test_chunks(
     made = batcher(prompts, budget, largest=largest)
     assert [read_step(made) for _ in steps] == steps
     assert read_step(made) == []
+
+
+def test_the_shortest_prompt_comes_first_within_a_priority() -> None:
+    """Beside the oldest, prompts of a higher priority come first, although they are longer."""
+    made = Batcher(4, 64, 1000)
+    for number, (num_prompt, priority) in enumerate([(900, 0), (10, 0), (20, 1), (30, 1)], 1):
+        made.add(make_request(number, num_prompt, arrival_s=20.0 * number, priority=priority))
+    admit_all(made)
+    assert read_step(made) == [(1, 0, 32, False), (3, 0, 20, True), (4, 0, 12, False)]
+
+
+def test_a_long_prompt_is_read_beside_any_number_of_short_ones() -> None:
+    """A prompt of 4 tokens arrives at each step, and has half of the budget of 8. The oldest of 40
+    has the other half: it is read in 10 steps."""
+    made = batcher([40], 8, max_sequences=100)
+    for number in range(2, 12):
+        made.add(make_request(number, 4, arrival_s=1.0))
+        admit_all(made)
+        assert [chunk[0] for chunk in read_step(made)] == [1, number]
+    assert made.num_prefilling == 0
 
 
 @pytest.mark.parametrize(
@@ -158,8 +198,8 @@ def test_rows_are_given_in_order_of_arrival() -> None:
 
 
 def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
-    """Request 1 had read its 4 tokens and written 2: in chunks of 4 it reads 6, before request 2
-    has a turn again."""
+    """Request 1 had read its 4 tokens and written 2: it reads 6, with half of each chunk of 4
+    because it has the lowest rank."""
     made = batcher([4, 4], 4)
     first = made.live[1]
     read_step(made)
@@ -171,9 +211,9 @@ def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
     assert [r.sequence for r in made.waiting] == [1, 3]
     admit_all(made)
     assert [read_step(made) for _ in range(3)] == [
-        [(1, 0, 4, False)],
-        [(1, 4, 2, True), (2, 0, 2, False)],
-        [(2, 2, 2, True), (3, 0, 1, True)],
+        [(1, 0, 2, False), (3, 0, 1, True), (2, 0, 1, False)],
+        [(1, 2, 2, False), (2, 1, 2, False)],
+        [(1, 4, 2, True), (2, 3, 1, True)],
     ]
 
 

@@ -88,6 +88,15 @@ def test_a_request_by_hand() -> None:
     assert (result.num_drafted, result.num_accepted) == (7, 5)
 
 
+def test_a_short_prompt_waits_for_two_chunks_of_a_long_one() -> None:
+    """The long prompt is read in 37 chunks of 512, a second each. Two short ones arrive in the
+    21st: they are read beside the 22nd, and the last chunk has room for what this delays."""
+    long, *short = requests_at([0.0, 20.5, 20.5], prompt_len=30)
+    requests = [replace(long, prompt_len=18_700), *short]
+    timings = run(requests, limits=replace(LIMITS, prefill_chunk=512)).timings
+    assert [timing.first_s for timing in timings] == [37.0, 22.0, 22.0]
+
+
 @pytest.mark.parametrize("policy", ["none", "fixed:3", "goodput"])
 @pytest.mark.parametrize(("rate", "num_replicas"), [(2.0, 1), (30.0, 1), (30.0, 3)])
 def test_every_request_ends_once_with_all_its_tokens(

@@ -1,15 +1,19 @@
 """The batch of the next step: waiting requests, live requests, and prefill chunks.
 
 Waiting requests are admitted by rank while rows and cache are available (`serving.admission`). The
-rank is the arrival time, shifted by priority. All prefills of a step share one budget of tokens, by
-rank, and run together with decoding. So a long prompt delays a token by at most one chunk, or by
-the time of the whole prompt if the engine takes whole prompts only.
+rank is the arrival time, shifted by priority. All prefills of a step share one budget of tokens and
+run together with decoding. So a long prompt delays a token by at most one chunk, or by the time of
+the whole prompt if the engine takes whole prompts only.
+
+Half of the budget goes to the prompt with the lowest rank. The rest goes to the prompts with the
+fewest tokens left, of the highest priority first. So a short prompt waits for few tokens, and each
+long one has half of the budget at last.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Prefill
@@ -71,32 +75,53 @@ class Batcher:
         ]
 
     def prefills(self, num_decode_tokens: int = 0) -> list[Prefill]:
-        """Chunks for this step by rank, within the budget.
+        """Chunks for this step within the budget, the prompt with the lowest rank first.
 
         num_decode_tokens: tokens that the step decodes, including drafts. If the budget is too
         small for all prompts, it is reduced so that both together fill tiles, see `TILE`. A whole
         prompt that is longer than the budget is prefilled alone.
         """
         prefilling = [r for r in self.live.values() if r.state is RequestState.PREFILLING]
-        waiting = sorted((r for r in prefilling if not r.is_in_flight), key=_rank)
+        unread = [r for r in prefilling if not r.is_in_flight]
         left = self._prefill_chunk
         left -= sum(r.num_prefill_tokens for r in prefilling if r.is_in_flight)
-        largest = self._largest_chunk
-        if largest and left < sum(map(_num_unread, waiting)):
+        if not unread or left <= 0:
+            return []
+        oldest = min(unread, key=_rank)
+        shortest = sorted(unread, key=_remaining_work)
+        if self._largest_chunk is None:
+            others = [request for request in shortest if request is not oldest]
+            return self._whole([oldest, *others], left)
+        if left < sum(map(_num_unread, unread)):
             excess = (left + num_decode_tokens) % TILE
             left -= excess if 2 * excess < left else 0
+        return _chunks(oldest, shortest, left, self._largest_chunk)
+
+    def _whole(self, requests: Sequence[Request], left: int) -> list[Prefill]:
+        """Whole prompts in this order, up to the first that does not fit into what is left of the
+        budget. If the budget is unused, the first one always fits."""
         chunks: list[Prefill] = []
-        for request in waiting:
+        for request in requests:
             num_tokens = _num_unread(request)
-            if largest:
-                num_tokens = min(num_tokens, left, largest)
-            elif num_tokens > left and left < self._prefill_chunk:
-                break
-            if num_tokens <= 0:
+            if num_tokens > left and left < self._prefill_chunk:
                 break
             chunks.append(_prefill(request, num_tokens))
             left -= num_tokens
         return chunks
+
+
+def _chunks(oldest: Request, shortest: Sequence[Request], left: int, largest: int) -> list[Prefill]:
+    """Half of what is left of the budget for the oldest prompt, the rest for the shortest. What
+    either does not need, the other takes. largest: most tokens of a prompt."""
+    sizes: dict[SequenceId, int] = {}
+    for request, most in [(oldest, left - left // 2), *((one, left) for one in shortest)]:
+        given = sizes.get(request.sequence, 0)
+        more = min(_num_unread(request), largest) - given
+        more = min(more, most, left)
+        sizes[request.sequence] = given + more
+        left -= more
+    by_sequence = {request.sequence: request for request in shortest}
+    return [_prefill(by_sequence[sequence], num) for sequence, num in sizes.items() if num]
 
 
 def _prefill(request: Request, num_tokens: int) -> Prefill:
@@ -107,6 +132,11 @@ def _prefill(request: Request, num_tokens: int) -> Prefill:
 
 def _num_unread(request: Request) -> int:
     return request.num_prefill_tokens - request.num_computed_tokens
+
+
+def _remaining_work(request: Request) -> tuple[int, int, tuple[float, int]]:
+    """The key by which the shortest prompts come first. Within a priority, by tokens."""
+    return -request.priority, _num_unread(request), request.rank
 
 
 def _rank(request: Request) -> tuple[float, int]:

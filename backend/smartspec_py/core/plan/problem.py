@@ -46,8 +46,8 @@ resume drafting although they never recover the cost."""
 
 PREFILLING_TOKENS = 8.0
 """Value of a step for each request in prefill during that step, in tokens. A larger value favors
-shorter steps. The time to first token is at most 1.14 times that without speculation (1.3 times
-with 4.0, 1.06 times with 16.0)."""
+shorter steps. In simulations, first tokens take at most 1.24 times as long as without speculation
+(1.37 times with 4.0, 1.13 times with 16.0); see docs/research/log.md."""
 
 MIN_STEP_S = 1e-9
 """Shortest duration of a step, so that goodput is finite even if the cost model returns 0."""
