@@ -53,3 +53,8 @@ def text_with(*texts: str, reason: str = "stop") -> Echo:
     """A model that generates these parts of a text."""
     parts = [Piece(text, 1) for text in texts]
     return Echo(pieces=[*parts, Piece("", 1, reason, 5)])
+
+
+def scored(*tokens: int) -> list[Any]:
+    """Log-probabilities of a piece with these tokens, with two for each position."""
+    return [[token, -0.5, [[token, -0.5], [0, -1.5]]] for token in tokens]

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from openai.types.chat.completion_create_params import CompletionCreateParams as ChatParams
 from openai.types.completion_create_params import CompletionCreateParams as TextParams
 from pydantic import ValidationError
-from standins import TINY, Echo, text_with
+from standins import TINY, Echo, scored, text_with
 from starlette.routing import Route
 
 from smartspec_gateway.limits import Limits
@@ -85,7 +85,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "prompt_tokens": 22,
         "completion_tokens": 6,
         "total_tokens": 28,
-        "prompt_tokens_details": {"cached_tokens": 5},
+        "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
     }
     assert answer["metrics"] == {"speculative_decoding": {}}
 
@@ -93,10 +93,11 @@ def test_a_chat_becomes_the_models_prompt() -> None:
 def test_streams_have_usage_as_asked_and_end_with_done() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"messages": HELLO, "stream": True, "stream_options": options}
-    one, two, usage, done = events(client().post(CHAT, json=body).text)
-    assert one["choices"][0]["delta"] == {"role": "assistant", "content": "one"}
+    role, one, two, end, usage, done = events(client().post(CHAT, json=body).text)
+    assert role["choices"][0]["delta"]["role"] == "assistant"
+    assert one["choices"][0]["delta"] == {"content": "one"}
     assert two["choices"][0]["delta"] == {"content": " two"}
-    assert two["choices"][0]["finish_reason"] == "stop"
+    assert end["choices"][0]["finish_reason"] == "stop"
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 3)
     assert usage["metrics"] == {"speculative_decoding": {}}
     assert [found["usage"]["completion_tokens"] for found in (one, two)] == [1, 3]
@@ -110,7 +111,7 @@ def test_several_prompts_and_echo() -> None:
     assert model.asked[0]["max_tokens"] == 511, "the rest of the context"
     assert [c["text"] for c in answer["choices"]] == ["aone two"] * 2 + ["bone two"] * 2
     assert answer["usage"]["prompt_tokens"] == 2
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 10}, "5 of each prompt"
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 10, "5 of each"
     stream = client().post(TEXTS, json={"prompt": "a", "echo": True, "stream": True})
     assert [one["choices"][0]["text"] for one in events(stream.text)[:-1][:2]] == ["aone", " two"]
 
@@ -391,12 +392,12 @@ def test_events_keep_their_lines_and_their_log_probs() -> None:
     text = "a\u2028b\u2029c\x85d"
     answer = client(text_with(text)).post(CHAT, json={"messages": HELLO, "stream": True}).text
     assert not {"\u2028", "\u2029", "\x85"} & set(answer)
-    assert events(answer)[0]["choices"][0]["delta"]["content"] == text
+    assert events(answer)[1]["choices"][0]["delta"]["content"] == text
     pieces = [Piece(part, 1, log_probs={"output": scored(300 + i)}) for i, part in enumerate(CALLS)]
     model = Echo(pieces=[*pieces, Piece("", 0, "stop", 5)])
     found = events(tool_client(model).post(CHAT, json=WITH_TOOLS | {"logprobs": True}).text)
-    logs = [one["choices"][0]["logprobs"]["content"] for one in found[:-1]]
-    assert sum(map(len, logs)) == len(CALLS)
+    logs = [one["choices"][0]["logprobs"] for one in found[:-1]]
+    assert sum(len(one["content"]) for one in logs if one) == len(CALLS)
 
 
 WRONG: list[Any] = [
@@ -457,7 +458,7 @@ def test_errors_of_the_model() -> None:
 
 def test_chunks_have_counts_if_asked() -> None:
     body = {"messages": HELLO, "stream": True, "return_spec_metrics": "detailed"}
-    found = events(client().post(CHAT, json=body).text)[0]["choices"][0]["speculation"]
+    found = events(client().post(CHAT, json=body).text)[1]["choices"][0]["speculation"]
     names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "proposer", "tokens"}
     assert (found.keys(), found["num_tokens"]) == (names, 1)
 
@@ -475,10 +476,10 @@ def test_tool_calls_are_parsed() -> None:
     """Streamed or not; a text that was cut keeps its finish_reason."""
     found = events(tool_client(text_with(*CALLS)).post(CHAT, json=WITH_TOOLS).text)
     deltas = [one["choices"][0]["delta"] for one in found[:-1]]
-    assert "".join(delta.get("content", "") for delta in deltas) == "I look."
-    (call,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert (call["index"], call["type"]) == (0, "function")
-    assert call["function"] == {"name": "weather", "arguments": '{"a": 1}'}
+    assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
+    call, rest = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert (call["index"], call["type"], call["function"]["name"]) == (0, "function", "weather")
+    assert rest == {"index": 0, "function": {"arguments": '{"a": 1}'}}
     assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
     body = WITH_TOOLS | {"stream": False}
@@ -512,8 +513,9 @@ def test_a_call_that_is_cut_at_any_place(num: int) -> None:
     assert (whole["message"]["content"], whole["finish_reason"]) == (content, "length")
     found = events(asked.post(CHAT, json=WITH_TOOLS).text)
     deltas = [one["choices"][0]["delta"] for one in found[:-1]]
-    assert "".join(delta.get("content", "") for delta in deltas) == content
-    assert sum(len(delta.get("tool_calls", [])) for delta in deltas) == num_calls
+    assert "".join(delta.get("content") or "" for delta in deltas) == content
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert sum("id" in call for call in calls) == num_calls
 
 
 def test_custom_tools_are_skipped() -> None:
@@ -652,12 +654,9 @@ def test_tool_choice_none_leaves_text_as_it_is() -> None:
     body = WITH_TOOLS | {"stream": False, "tool_choice": "none"}
     model = text_with(*CALLS)
     choice = tool_client(model).post(CHAT, json=body).json()["choices"][0]
-    assert choice["message"] == {"role": "assistant", "content": "".join(CALLS)}
+    message = {"role": "assistant", "content": "".join(CALLS), "refusal": None}
+    assert choice["message"] == message
     assert "weather" not in PROMPTS.decode(model.asked[0]["input_ids"])
-
-
-def scored(*tokens: int) -> list[Any]:
-    return [[token, -0.5, [[token, -0.5], [0, -1.5]]] for token in tokens]
 
 
 def test_log_probs_of_a_chat() -> None:

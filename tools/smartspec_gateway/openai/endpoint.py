@@ -5,8 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -15,17 +14,18 @@ from fastapi.responses import StreamingResponse
 
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Refused
-from smartspec_gateway.openai.answers import Answer, Choice, events
+from smartspec_gateway.openai.answers import AnswerWriter
+from smartspec_gateway.openai.choices import Choice
 from smartspec_gateway.openai.errors import ApiError, renamed
 from smartspec_gateway.openai.json_parts import json_bytes_response, json_response
 from smartspec_gateway.openai.messages import MessageWriter
-from smartspec_gateway.openai.model import Model, Piece
+from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.requests import Prepared, Requests, Settings
 from smartspec_gateway.openai.responses import ResponseWriter
 from smartspec_gateway.openai.validation import check_type
-from smartspec_gateway.openai.writer import EventWriter
+from smartspec_gateway.openai.writer import Writer
 from smartspec_gateway.workers import Workers
 
 logger = logging.getLogger("smartspec_gateway.openai")
@@ -79,7 +79,7 @@ class Endpoint:
     async def generate(self, request: Request, kind: str) -> Response:
         """All choices of a chat or a completion, streamed or not."""
         found: Prepared = await self.prepared(request, kind)
-        answer = Answer(
+        writer = AnswerWriter(
             found.wanted,
             found.model,
             found.num_prompt,
@@ -87,13 +87,7 @@ class Endpoint:
             self.prompts.token_bytes,
             found.is_in_reasoning,
         )
-        pieces = pieces_of(self.model, found.choices, found.guide_field)
-        if not found.stream:
-            return _told(found, await until_gone(request.receive, _whole(answer, pieces)))
-        # Errors up to the first piece have a status. Later ones are events.
-        first = await until_gone(request.receive, anext(pieces))
-        shown = events(answer, pieces, first, found.include_usage)
-        return _told(found, StreamingResponse(shown, media_type="text/event-stream"))
+        return await self._write(request, found, writer)
 
     async def respond(self, request: Request) -> Response:
         found: Prepared = await self.prepared(request, "respond")
@@ -129,8 +123,9 @@ class Endpoint:
         num: int = await self._workers.run(self.requests.work, "num_tokens", text.encode())
         return num
 
-    async def _write(self, request: Request, found: Prepared, writer: EventWriter) -> Response:
-        """Generate an answer that has events, streamed or not."""
+    async def _write(self, request: Request, found: Prepared, writer: Writer) -> Response:
+        """Generate an answer, streamed or not. Errors up to the first piece have a status. Later
+        ones are events."""
         self._log(request.url.path, found.ignored)
         pieces = pieces_of(self.model, found.choices, found.guide_field)
         with renamed(writer.names):
@@ -154,10 +149,3 @@ async def _body(request: Request) -> bytes:
     while messages[-1].get("more_body"):
         messages.append(await request.receive())
     return b"".join(message.get("body", b"") for message in messages)
-
-
-async def _whole(answer: Answer, pieces: AsyncIterator[tuple[int, Piece]]) -> Response:
-    async with aclosing(pieces):  # type: ignore[type-var]
-        async for number, piece in pieces:
-            answer.add(number, piece)
-    return await json_response(answer.whole())

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic_core import from_json
 
-from smartspec_gateway.openai.answers import Choice
 from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
+from smartspec_gateway.openai.choices import Choice
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.messages_schema import (
@@ -33,7 +32,7 @@ from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import Event, EventWriter
+from smartspec_gateway.openai.writer import Event, Writer, new_id
 
 SAME = Sampling.model_fields.keys() | {"max_tokens", "return_spec_metrics"}
 """Fields that chats have with the same meaning."""
@@ -215,7 +214,7 @@ class StopFinder:
         return min(found, key=lambda word: places[word], default=None)
 
 
-class MessageWriter(EventWriter):
+class MessageWriter(Writer):
     """A message in progress."""
 
     names = NAMES
@@ -229,9 +228,8 @@ class MessageWriter(EventWriter):
         token_bytes: TokenBytes,
     ) -> None:
         """num_prompt: tokens. token_bytes: of a token in the middle of a text."""
-        super().__init__(choice)
-        self._model, self._num_prompt = model, num_prompt
-        self._id = f"msg_{uuid.uuid4().hex}"
+        super().__init__([choice], num_prompt)
+        self._choice, self._model, self._id = choice, model, new_id("msg_")
         self._stops = StopFinder(stop_words, token_bytes)
         self._blocks: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
@@ -241,9 +239,9 @@ class MessageWriter(EventWriter):
     def _first_events(self) -> Iterator[Event]:
         yield {"type": "message_start", "message": self._message()}
 
-    def _of_piece(self, piece: Piece) -> Iterator[Event]:
+    def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]:
         self._stops.add(piece)
-        reasoning, text, calls = self._take(piece)
+        reasoning, text, calls = self._add(number, piece).take()
         if reasoning:
             empty = {"type": "thinking", "thinking": "", "signature": ""}
             yield from self._add_text(empty, reasoning)
@@ -254,8 +252,7 @@ class MessageWriter(EventWriter):
             if "id" in call:
                 head = {"type": "tool_use", "id": call["id"], "name": function["name"]}
                 yield from self._begin({**head, "input": {}})
-            if function["arguments"]:
-                yield self._add(function["arguments"])
+            yield self._delta(function["arguments"])
         if self._choice.finish_reason:
             yield from self._close()
 
@@ -263,7 +260,7 @@ class MessageWriter(EventWriter):
         """Text for the open block, or for a new one if that has another type."""
         if self._open is None or self._open["type"] != empty["type"]:
             yield from self._begin(empty)
-        yield self._add(text)
+        yield self._delta(text)
 
     def _begin(self, empty: dict[str, Any]) -> Iterator[Event]:
         yield from self._close()
@@ -271,10 +268,13 @@ class MessageWriter(EventWriter):
         index = len(self._blocks)
         yield {"type": "content_block_start", "index": index, "content_block": {**empty}}
 
-    def _add(self, text: str) -> Event:
+    def _delta(self, text: str) -> Event:
         assert self._open is not None, "a block was begun"
         self._text += text
         _, kind, name = DELTAS[self._open["type"]]
+        return self._delta_event(kind, name, text)
+
+    def _delta_event(self, kind: str, name: str, text: str) -> Event:
         delta = {"type": kind, name: text}
         return {"type": "content_block_delta", "index": len(self._blocks), "delta": delta}
 
@@ -284,16 +284,23 @@ class MessageWriter(EventWriter):
             content, *_ = DELTAS[found["type"]]
             is_call = found["type"] == "tool_use"
             found[content] = _input(self._text) if is_call else self._text
+            if found["type"] == "thinking":
+                yield self._delta_event("signature_delta", "signature", "")
             yield {"type": "content_block_stop", "index": len(self._blocks)}
             self._blocks.append(found)
 
     async def _last_events(self) -> list[Event]:
         delta = self._stopped()
-        last = {"type": "message_delta", "delta": delta, "usage": self._usage(), **self._totals()}
+        last = {
+            "type": "message_delta",
+            "delta": delta,
+            "usage": self._counts(),
+            **self._statistics(),
+        }
         return [last, {"type": "message_stop"}]
 
     async def _document(self) -> dict[str, Any]:
-        return {**self._message(), **self._stopped(), **self._totals()}
+        return {**self._message(), **self._stopped(), **self._statistics()}
 
     def _failed(self, error: ApiError) -> Iterator[Event]:
         yield error.messages_body
@@ -307,7 +314,7 @@ class MessageWriter(EventWriter):
             "content": [*self._blocks],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self._usage(),
+            "usage": self._counts(),
         }
 
     def _stopped(self) -> dict[str, Any]:
@@ -318,7 +325,7 @@ class MessageWriter(EventWriter):
             "stop_sequence": word,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, Any]:
         """`input_tokens` are those that were not cached; until the end, all count as such."""
         return {
             "input_tokens": self._num_prompt - self._num_cached,
@@ -326,9 +333,6 @@ class MessageWriter(EventWriter):
             "cache_read_input_tokens": self._num_cached,
             "output_tokens": self._num_tokens,
         }
-
-    def _totals(self) -> dict[str, Any]:
-        return {"metrics": json.loads(self._metrics)} if self._metrics else {}
 
 
 def _input(arguments: str) -> dict[str, Any]:

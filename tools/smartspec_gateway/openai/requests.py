@@ -13,7 +13,6 @@ from typing import Any
 
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai import messages, responses
-from smartspec_gateway.openai.answers import Wanted
 from smartspec_gateway.openai.call_grammar import call_grammar
 from smartspec_gateway.openai.chat_schema import (
     ChatPrompt,
@@ -22,6 +21,7 @@ from smartspec_gateway.openai.chat_schema import (
     TokenizeRequest,
     ToolChoice,
 )
+from smartspec_gateway.openai.choices import Wanted
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong, renamed
 from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
@@ -63,7 +63,7 @@ class Settings:
 @dataclass(frozen=True)
 class Prepared:
     """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt. echoes,
-    is_in_reasoning: see `answers.Answer`. head, stop_words: for the writers of `responses` and
+    is_in_reasoning: see `AnswerWriter`. head, stop_words: for the writers of `responses` and
     `messages`. ignored: unknown fields. max_tokens: if it is less than was asked for."""
 
     choices: list[Fields]
@@ -72,7 +72,6 @@ class Prepared:
     num_prompt: list[int]
     guide_field: str
     stream: bool
-    include_usage: bool = False
     is_in_reasoning: bool | None = None
     echoes: Sequence[tuple[str, int | None]] = ()
     head: Mapping[str, Any] | None = None
@@ -145,7 +144,6 @@ class Requests:
             num_prompt,
             asked.guide_field,
             asked.stream,
-            bool(asked.stream_options and asked.stream_options.include_usage),
             **more,
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -21,8 +20,8 @@ from collections.abc import (
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from smartspec_gateway.openai.answers import Choice
 from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
+from smartspec_gateway.openai.choices import Choice
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import Encoded
 from smartspec_gateway.openai.media import with_markers
@@ -41,7 +40,7 @@ from smartspec_gateway.openai.responses_schema import (
 )
 from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import Event, EventWriter
+from smartspec_gateway.openai.writer import DONE, Event, Writer, new_id
 
 SAME = Sampling.model_fields.keys() | {"stop"}
 SAME |= {"parallel_tool_calls", "chat_template_kwargs", "return_spec_metrics"}
@@ -252,11 +251,11 @@ class OpenItem:
         return event | ({"logprobs": []} if self.kind == "message" else {})
 
 
-class ResponseWriter(EventWriter):
+class ResponseWriter(Writer):
     """A response in progress."""
 
     names = NAMES
-    after_last = "data: [DONE]\n\n"
+    after_last = after_error = DONE
 
     def __init__(
         self,
@@ -266,14 +265,14 @@ class ResponseWriter(EventWriter):
         count: Callable[[str], Awaitable[int]],
     ) -> None:
         """head: see `head_of`. num_prompt: tokens. count: the tokens of reasoning."""
-        super().__init__(choice)
-        self._num_prompt, self._count = num_prompt, count
+        super().__init__([choice], num_prompt)
+        self._choice, self._count = choice, count
         self._output: list[dict[str, Any]] = []
         self._open: OpenItem | OpenCall | None = None
         self._reasoning = ""
         self._num_events = 0
         self._response: dict[str, Any] = {
-            "id": _new_id("resp"),
+            "id": new_id("resp_"),
             "object": "response",
             "created_at": int(time.time()),
             "completed_at": None,
@@ -304,9 +303,9 @@ class ResponseWriter(EventWriter):
         yield self._state("created")
         yield self._state("in_progress")
 
-    def _of_piece(self, piece: Piece) -> Iterator[Event]:
-        reasoning, text, calls = self._take(piece)
-        choice = self._choice
+    def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]:
+        choice = self._add(number, piece)
+        reasoning, text, calls = choice.take()
         self._reasoning += reasoning
         if reasoning:
             yield from self._add_text("reasoning", reasoning)
@@ -315,10 +314,10 @@ class ResponseWriter(EventWriter):
         for call in calls:
             if "id" in call:
                 yield from self._close("completed")
-                head = {"id": _new_id("fc"), "type": "function_call", "call_id": call["id"]}
+                head = {"id": new_id("fc_"), "type": "function_call", "call_id": call["id"]}
                 head["name"] = call["function"]["name"]
                 yield from self._begin(OpenCall(head, len(self._output)))
-            yield from self._add(call["function"]["arguments"])
+            yield from self._extend(call["function"]["arguments"])
         if choice.finish_reason:
             is_cut = choice.finish_reason == "length"
             if isinstance(self._open, OpenCall):
@@ -330,15 +329,15 @@ class ResponseWriter(EventWriter):
         found = self._open
         if not isinstance(found, OpenItem) or found.kind != kind:
             yield from self._close("completed")
-            prefix = "msg" if kind == "message" else "rs"
-            yield from self._begin(OpenItem(kind, _new_id(prefix), len(self._output)))
-        yield from self._add(text)
+            prefix = "msg_" if kind == "message" else "rs_"
+            yield from self._begin(OpenItem(kind, new_id(prefix), len(self._output)))
+        yield from self._extend(text)
 
     def _begin(self, item: OpenItem | OpenCall) -> Iterator[Event]:
         self._open = item
         yield from item.added()
 
-    def _add(self, text: str) -> Iterator[Event]:
+    def _extend(self, text: str) -> Iterator[Event]:
         """Text for the open item."""
         if text and self._open is not None:
             self._open.text += text
@@ -356,21 +355,16 @@ class ResponseWriter(EventWriter):
         return event["response"]  # type: ignore[no-any-return]
 
     async def _last_events(self) -> list[Event]:
+        usage = self._usage("input", "output")
         num_reasoning = await self._count(self._reasoning)
+        usage["output_tokens_details"] = {"reasoning_tokens": num_reasoning}
         is_cut = self._choice.finish_reason == "length"
         changed: dict[str, Any] = {
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "completed_at": None if is_cut else int(time.time()),
-            "usage": {
-                "input_tokens": self._num_prompt,
-                "input_tokens_details": {"cached_tokens": self._num_cached},
-                "output_tokens": self._num_tokens,
-                "output_tokens_details": {"reasoning_tokens": num_reasoning},
-                "total_tokens": self._num_prompt + self._num_tokens,
-            },
+            "usage": usage,
+            **self._statistics(),
         }
-        if self._metrics:
-            changed["metrics"] = json.loads(self._metrics)
         return [self._state("incomplete" if is_cut else "completed", **changed)]
 
     def _failed(self, error: ApiError) -> Iterator[Event]:
@@ -387,10 +381,6 @@ class ResponseWriter(EventWriter):
         status = "in_progress" if name == "created" else name
         self._response |= {"status": status, "output": [*self._output], **changed}
         return {"type": f"response.{name}", "response": {**self._response}}
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def _item_event(name: str, index: int, item: dict[str, Any]) -> Event:

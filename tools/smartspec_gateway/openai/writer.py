@@ -1,43 +1,51 @@
-"""Writes an answer as typed events: what the APIs that have them share."""
+"""Writes an answer, whole or as server-sent events: what all APIs share."""
 
 from __future__ import annotations
 
+import json
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain
 from typing import Any, ClassVar
 
-from smartspec_gateway.openai.answers import LINE_ENDS, Choice
+from smartspec_gateway.openai.choices import Choice
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import parts, sliced
 from smartspec_gateway.openai.model import Piece
 
 Event = dict[str, Any]
 
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Characters that JSON may contain, and at which some clients would split an event."""
 
-class EventWriter(ABC):
-    """An answer in progress. Streamed or not, the same events are made; without a stream only the
-    document is sent."""
+DONE = "data: [DONE]\n\n"
 
-    names: ClassVar[Mapping[str, str]]
+
+class Writer(ABC):
+    """An answer in progress. Streamed or not, the same pieces are added."""
+
+    names: ClassVar[Mapping[str, str]] = {}
     """Fields of chats that have another name in the API, for errors."""
 
     after_last = ""
     """What follows the last event of a stream."""
 
-    def __init__(self, choice: Choice) -> None:
-        """choice: a new one."""
-        self._choice = choice
+    after_error = ""
+
+    def __init__(self, choices: Sequence[Choice], num_prompt: int, num_per_prompt: int = 1) -> None:
+        """choices: new ones, with num_per_prompt for each prompt. num_prompt: tokens."""
+        self._choices, self._num_per_prompt = choices, num_per_prompt
+        self._num_prompt = num_prompt
         self._num_tokens, self._num_cached = 0, 0
-        self._metrics = ""
+        self._metrics: str | None = None
 
     async def whole(self, pieces: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         async with aclosing(pieces):  # type: ignore[type-var]
-            async for _, piece in pieces:
-                for _ in self._of_piece(piece):
-                    pass
+            async for found in pieces:
+                self._hold(*found)
         return await self._document()
 
     async def events(
@@ -48,35 +56,67 @@ class EventWriter(ABC):
             try:
                 async for part in self._sent(self._first_events()):
                     yield part
-                async for part in self._sent(self._of_piece(first[1])):
+                async for part in self._sent(self._of_piece(*first)):
                     yield part
-                async for _, piece in pieces:
-                    async for part in self._sent(self._of_piece(piece)):
+                async for found in pieces:
+                    async for part in self._sent(self._of_piece(*found)):
                         yield part
                 async for part in self._sent(await self._last_events()):
                     yield part
+                yield self.after_last
             except ApiError as error:
                 async for part in self._sent(self._failed(error.renamed(self.names))):
                     yield part
-        yield self.after_last
+                yield self.after_error
 
-    def _take(self, piece: Piece) -> tuple[str, str, list[dict[str, Any]]]:
-        """Add the piece, and return the reasoning, the text and the calls that are new."""
-        self._choice.add(piece)
+    def _add(self, number: int, piece: Piece) -> Choice:
+        """Add the piece to its choice."""
+        self._choices[number].add(piece)
         self._num_tokens += piece.num_output_tokens
-        self._num_cached += piece.num_cached_tokens
-        self._metrics = piece.metrics or self._metrics
-        return self._choice.take()
+        if number % self._num_per_prompt == 0:  # the other choices have the same prompt
+            self._num_cached += piece.num_cached_tokens
+        if number == 0:
+            self._metrics = piece.metrics or self._metrics
+        return self._choices[number]
+
+    def _usage(self, given: str, generated: str) -> dict[str, Any]:
+        """Token counts in OpenAI's format. given, generated: its words for the two sides."""
+        return {
+            f"{given}_tokens": self._num_prompt,
+            f"{given}_tokens_details": {"cached_tokens": self._num_cached, "cache_write_tokens": 0},
+            f"{generated}_tokens": self._num_tokens,
+            "total_tokens": self._num_prompt + self._num_tokens,
+        }
+
+    def _statistics(self) -> dict[str, Any]:
+        """vLLM's document `metrics` of the first choice, if the model sent one."""
+        return {"metrics": json.loads(self._metrics)} if self._metrics else {}
 
     def _sent(self, events: Iterable[Event]) -> AsyncIterator[str]:
         """The events as text, in parts."""
-        return sliced(chain.from_iterable(map(_as_text, events)))
+        return sliced(chain.from_iterable(map(self._as_text, events)))
+
+    def _as_text(self, event: Event) -> Iterator[str]:
+        shown = parts(event)
+        next(shown)  # the brace, which is in the beginning
+        yield self._beginning(event)
+        yield from (part.translate(LINE_ENDS) for part in shown)
+        yield "\n\n"
+
+    def _beginning(self, event: Event) -> str:
+        """Of the event as text, with the first brace of its JSON."""
+        return f"event: {event['type']}\ndata: {{"
+
+    def _hold(self, number: int, piece: Piece) -> None:
+        """Add a piece of an answer that is not streamed. Its events are not used."""
+        for _ in self._of_piece(number, piece):
+            pass
+
+    def _first_events(self) -> Iterable[Event]:
+        return ()
 
     @abstractmethod
-    def _first_events(self) -> Iterator[Event]: ...
-
-    @abstractmethod
-    def _of_piece(self, piece: Piece) -> Iterator[Event]: ...
+    def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]: ...
 
     @abstractmethod
     async def _last_events(self) -> list[Event]: ...
@@ -86,11 +126,9 @@ class EventWriter(ABC):
         """The whole answer."""
 
     @abstractmethod
-    def _failed(self, error: ApiError) -> Iterator[Event]:
+    def _failed(self, error: ApiError) -> Iterable[Event]:
         """The last events of an answer that failed."""
 
 
-def _as_text(event: Event) -> Iterator[str]:
-    yield f"event: {event['type']}\ndata: "
-    yield from (part.translate(LINE_ENDS) for part in parts(event))
-    yield "\n\n"
+def new_id(prefix: str) -> str:
+    return f"{prefix}{uuid.uuid4().hex}"

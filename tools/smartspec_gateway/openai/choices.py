@@ -1,0 +1,139 @@
+"""A choice: what a request wants of an answer, and what was generated of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from smartspec_gateway.openai.call_grammar import CallFormat
+from smartspec_gateway.openai.calls import Tools
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.logprobs import LogProbs
+from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.reasoning import ReasoningParser
+from smartspec_gateway.openai.schema import Generation
+from smartspec_gateway.openai.tools import ForcedCallParser, Found, ToolParser
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
+"""OpenAI has no name for a deadline."""
+
+MANY = 1 << 30
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of a request its answer depends on. Most fields have the names of the request's.
+    forced_format: that of an answer that can be nothing but tool calls, else None."""
+
+    is_chat: bool
+    n: int
+    token_limit: int | None
+    num_top_log_probs: int | None
+    tools: Tools
+    forced_format: CallFormat | None
+    parallel_tool_calls: bool
+    streams_usage: bool
+    includes_usage: bool
+    shows_steps: bool
+
+    @classmethod
+    def of(cls, asked: Generation, call_format: CallFormat) -> Wanted:
+        """call_format: that of the model."""
+        is_chat = isinstance(asked, ChatRequest)
+        return cls(
+            is_chat,
+            asked.n,
+            asked.token_limit,
+            asked.num_top_log_probs,
+            asked.tool_types,
+            call_format if isinstance(asked, ChatRequest) and asked.must_call else None,
+            not isinstance(asked, ChatRequest) or asked.parallel_tool_calls,
+            asked.streams_usage,
+            bool(asked.stream_options and asked.stream_options.include_usage),
+            asked.return_spec_metrics == "detailed",
+        )
+
+
+@dataclass
+class Choice:
+    """A choice so far, and what is new since the last `take`."""
+
+    parser: ToolParser | ForcedCallParser | None
+    max_calls: int
+    reasoning_parser: ReasoningParser | None = None
+    echo: str = ""
+    log_probs: LogProbs | None = None
+    finish_reason: str | None = None
+    new_text: str = ""
+    new_reasoning: str = ""
+    new_calls: list[dict[str, Any]] = field(default_factory=list)
+    num_calls: int = 0
+    has_begun: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        asked: Wanted,
+        is_in_reasoning: bool | None = None,
+        echo: str = "",
+        log_probs: LogProbs | None = None,
+    ) -> Choice:
+        """A choice of this request. is_in_reasoning: None if the model has no reasoning blocks."""
+        parser: ToolParser | ForcedCallParser | None = None
+        max_calls = MANY
+        if asked.forced_format in (CallFormat.HERMES, CallFormat.LLAMA):
+            parser = ForcedCallParser()
+        elif asked.tools:
+            parser = ToolParser(asked.tools)
+            max_calls = MANY if asked.parallel_tool_calls else 1
+        return cls(
+            parser,
+            max_calls,
+            None if is_in_reasoning is None else ReasoningParser(is_in_reasoning),
+            echo,
+            log_probs,
+        )
+
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the arguments of the last call are not complete."""
+        return isinstance(self.parser, ForcedCallParser) and self.parser.is_open
+
+    def add(self, piece: Piece) -> None:
+        text = piece.text_output
+        if self.reasoning_parser is not None:
+            reasoning, text = self.reasoning_parser.feed(text, bool(piece.finish_reason))
+            self.new_reasoning += reasoning
+        found = Found(text) if self.parser is None else self.parser.feed(text)
+        if piece.finish_reason:
+            if self.parser is not None:
+                found.add(self.parser.finish())
+            self.finish_reason = FINISH_REASONS[piece.finish_reason]
+        self.new_text += found.content
+        self.new_calls += found.calls[: self.max_calls - self.num_calls - len(self.new_calls)]
+        if piece.log_probs is not None and self.log_probs is not None:
+            self.log_probs.add(piece.log_probs.get("prompt", []))
+            self.log_probs.add(piece.log_probs.get("output", []))
+        if (
+            self.finish_reason == "stop"
+            and not self.has_open_call
+            and (self.num_calls + len(self.new_calls))
+        ):
+            self.finish_reason = "tool_calls"
+
+    def take(self) -> tuple[str, str, list[dict[str, Any]]]:
+        """The reasoning, the text and the parts of calls that are new. Each call begins with a part
+        that has its id, its name and no arguments. All parts have the number of their call."""
+        reasoning, text, calls = self.new_reasoning, self.new_text, self.new_calls
+        self.new_reasoning, self.new_text, self.new_calls = "", "", []
+        return reasoning, text, list(chain.from_iterable(map(self._parts, calls)))
+
+    def _parts(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        function = call["function"]
+        if "id" in call:
+            self.num_calls += 1
+            yield {"index": self.num_calls - 1, **call, "function": {**function, "arguments": ""}}
+        if text := function["arguments"]:
+            yield {"index": self.num_calls - 1, "function": {"arguments": text}}
