@@ -339,16 +339,42 @@ def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.
     raise AssertionError(f"ended before {words!r}: {seen}")
 
 
+CHECK = ("--tokens", "300", "--prompts", "1", "--temperatures", "0,1", "--json", "-")
+CHECK += ("--set", "limits.max_draft_len=1", "--set", "engine.dtype=float32")
+
+
 def test_check_compares_texts_of_the_shipped_pair() -> None:
     """Float32: no text differs, and the JSON document says so."""
-    options = ["--tokens", "300", "--prompts", "1", "--temperatures", "0,1"]
-    options += ["--set", "limits.max_draft_len=1", "--set", "engine.dtype=float32", "--json", "-"]
-    result = CliRunner().invoke(app, ["check", *MODELS, *options])
+    result = CliRunner().invoke(app, ["check", *MODELS, *CHECK])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert summary["num_diverged"] == 0
     assert (summary["verdict"], summary["without_drafts"]) == ("PASS", [])
     assert summary["num_tokens"] >= 300
-    counts = f"{summary['num_tokens']:,} tokens compared, {summary['num_drafted']:,} drafted"
-    assert f"PASS: {counts}" in result.stderr
+    counts = f"{summary['num_tokens']:,} tokens compared ({summary['num_guided']:,} guided), "
+    assert f"PASS: {counts}{summary['num_drafted']:,} drafted" in result.stderr
     assert summary["num_accepted"] > 0
+
+
+def test_check_forces_calls_with_marks_of_one_token(tmp_path: Path) -> None:
+    """As with the tokenizer of Qwen2.5, here with the last tokens of the vocabulary."""
+    for name in ("target", "draft"):
+        shutil.copytree(PAIR / name, tmp_path / name)
+        file = tmp_path / name / "tokenizer.json"
+        document = json.loads(file.read_text())
+        model = document["model"]
+        words = sorted(model["vocab"], key=model["vocab"].__getitem__)[-2:]
+        model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in words]
+        for word, mark in zip(words, ("<tool_call>", "</tool_call>"), strict=True):
+            number = model["vocab"].pop(word)
+            model["vocab"][mark] = number
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            one = {"id": number, "content": mark, "special": False, **flags}
+            document["added_tokens"].append(one)
+        file.write_text(json.dumps(document))
+    models = ("--model", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"))
+    result = CliRunner().invoke(app, ["check", *models, *CHECK])
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert (summary["verdict"], summary["num_diverged"]) == ("PASS", 0)
+    assert summary["num_guided"] > 100

@@ -107,10 +107,14 @@ class Divergence:
     found: int | None
 
 
-COUNTS = ("requests", "tokens", "bits", "drafted", "accepted", "cached", "preemptions", "cancelled")
-"""requests, tokens: compared. bits: tokens of equal texts whose log-probability, a float32 number,
-differs in any bit, so that logits differ. cached: prompt tokens from the prefix cache. cancelled:
-additional requests that were cancelled. preemptions: of all requests."""
+COUNTS = (
+    *("requests", "tokens", "guided", "bits"),
+    *("drafted", "accepted", "cached", "preemptions", "cancelled"),
+)
+"""requests, tokens: compared. guided: tokens of texts with a grammar. bits: tokens of equal texts
+whose log-probability, a float32 number, differs in any bit, so that logits differ. cached: prompt
+tokens from the prefix cache. cancelled: additional requests that were cancelled. preemptions: of
+all requests."""
 
 
 @dataclass
@@ -129,6 +133,7 @@ class CheckReport:
         self.counts.update(
             requests=1,
             tokens=len(found),
+            guided=len(found) if case.params.guide_type else 0,
             drafted=done.num_drafted,
             accepted=done.num_accepted,
             cached=done.num_cached,

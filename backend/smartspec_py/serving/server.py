@@ -85,8 +85,8 @@ class Server:
         self._failing = threading.Lock()
         proposers = dict(engine.proposers)
         unsupported = engine.target.capabilities.unsupported
-        self._has_grammars = bool(engine.end_tokens) and not unsupported & GUIDE_FIELDS
-        if self._has_grammars:
+        self.has_grammars = bool(engine.end_tokens) and not unsupported & GUIDE_FIELDS
+        if self.has_grammars:
             proposers[GRAMMAR] = GrammarProposer(config.limits.max_draft_len)
         with_grammar = replace(engine, proposers=proposers)
         self.intake = Intake(with_grammar, config.limits, config.policy, config.proposer)
@@ -140,7 +140,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="smartspec-loop", daemon=True)
 
     def start(self) -> None:
-        if self._has_grammars:
+        if self.has_grammars:
             self._compiling.start()
         # Objects of engines and libraries stay alive. Without the freeze, a full garbage collection
         # scans them every few minutes, which delays a token by 0.3 s.

@@ -42,9 +42,13 @@ from smartspec_cli.commands.settings import (
     parsed,
     server_config,
 )
+from smartspec_gateway.openai.call_grammar import CallFormat, call_grammar
+from smartspec_gateway.openai.chat_schema import Tool
+from smartspec_gateway.openai.prompts import Prompts
 from smartspec_launch.gateway import adapter_names, tokenizer_dir
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.core.types import GuideType
 from smartspec_py.serving.request import RequestError
 from smartspec_testing.local import serving
 
@@ -73,6 +77,21 @@ PENALTIES: tuple[dict[str, Any], ...] = (
 )
 """Request fields besides temperature. The requests use these sets in turn."""
 
+PLACE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "kind": {"enum": ["city", "river"]},
+        "number": {"type": "integer"},
+    },
+    "required": ["name", "kind"],
+}
+TOOLS = tuple(
+    Tool.model_validate({"type": "function", "function": {"name": name, "parameters": schema}})
+    for name, schema in (("find_place", PLACE), ("current_time", {"type": "object"}))
+)
+"""Functions of which the guided requests must call one or more."""
+
 
 def check(
     model: Model = None,
@@ -100,6 +119,9 @@ def check(
     in lower precision, rounding can change a text where two tokens are almost equally likely. The
     check of a small pair takes about a minute.
 
+    Some requests are guided: their text is a tool call in the model's format, as with the
+    `tool_choice` `required`.
+
     With LoRA adapters, the requests have none and each adapter in turn. Log-probabilities of their
     texts are compared with those of the merged model, which PyTorch computes in float32.
 
@@ -111,12 +133,14 @@ def check(
     checked = server_config(
         model, draft, heads, config, settings, lora=lora, engine=engine, limits=LIMITS
     )
-    template = parsed("model", chat_template, tokenizer_dir(checked))
+    folder = tokenizer_dir(checked)
+    template = parsed("model", chat_template, folder)
     adapters = (None, *adapter_names(checked))
     num_texts = max(4 * prompts, len(adapters))
     texts = [one.text for one in islice(generated(MIXED, seed, template), num_texts)]
     chosen = numbers_of(temperatures, "temperatures", 0, 100)
-    requests = _requests(texts, chosen, seed, adapters)
+    call_format = Prompts(folder).call_format if folder else CallFormat.HERMES
+    requests = _requests(texts, chosen, seed, adapters, call_format)
     reports, merged, facts = _run(checked, requests, tokens)
     console = result_console(json_file)
     compares_bits = str(facts.get("runtime")).startswith("OpenVINO")
@@ -139,18 +163,26 @@ def _requests(
     temperatures: Sequence[float],
     seed: int,
     adapters: Sequence[str | None] = (None,),
+    call_format: CallFormat = CallFormat.HERMES,
 ) -> list[GenerateParams]:
+    """A request for each text and temperature, and a guided one for each fourth text."""
+    grammar = call_grammar(TOOLS, call_format, may_repeat=True)
+    guided = {"guide_type": GuideType.EBNF_GRAMMAR, "guide": grammar}
+    chosen = [
+        *((index, PENALTIES[index % len(PENALTIES)]) for index in range(len(texts))),
+        *((index, guided) for index in range(0, len(texts), 4)),
+    ]
     return [
         GenerateParams(
-            text=text,
+            text=texts[index],
             max_tokens=MAX_TOKENS,
             temperature=temperature,
             seed=seed + index,
             return_log_probs=True,
             adapter=adapters[index % len(adapters)],
-            **PENALTIES[index % len(PENALTIES)],
+            **fields,
         )
-        for index, text in enumerate(texts)
+        for index, fields in chosen
         for temperature in temperatures
     ]
 
@@ -178,6 +210,8 @@ def _run(
         with serving(engine, config) as server:
             force_drafting(server, config)
             try:
+                if not server.has_grammars:
+                    requests = [one for one in requests if one.guide_type is None]
                 shown.update("reference without speculation")
                 cases = reference(server, requests)
                 reports = check_pair_exactness(server, cases, arms, tokens, shown.update)
@@ -242,10 +276,13 @@ def _summary(
 
 
 def _verdict_line(summary: Mapping[str, Any]) -> str:
-    """Such as `PASS: 7,588 tokens compared, 7,215 drafted, 3,033 accepted; no text differs`."""
+    """Such as `PASS: 7,588 tokens compared (902 guided), 7,215 drafted, 3,033 accepted; no text
+    differs`."""
     num_diverged, num_tokens = summary["num_diverged"], summary["num_tokens"]
+    num_guided = summary["num_guided"]
     parts = [
-        f"{summary['verdict']}: {num_tokens:,} tokens compared, "
+        f"{summary['verdict']}: {num_tokens:,} tokens compared"
+        f"{f' ({num_guided:,} guided)' if num_guided else ''}, "
         f"{summary['num_drafted']:,} drafted, {summary['num_accepted']:,} accepted"
     ]
     if summary["num_bits"]:
