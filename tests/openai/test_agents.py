@@ -32,7 +32,7 @@ LIMITS = [
     (RESPONSES, "max_output_tokens"),
     (MESSAGES, "max_tokens"),
 ]
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ enable_thinking }}"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ VARIABLE }}"
 
 
 def http(model: Echo, prompts: Prompts | None = None) -> TestClient:
@@ -95,14 +95,49 @@ def test_fields_with_an_effect_are_not_ignored(path: str, name: str, sentence: s
         (None, None),
     ],
 )
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
 def test_thinking_is_a_variable_of_the_template(
-    tmp_path: Path, thinking: Any, variable: bool | None
+    tmp_path: Path, name: str, thinking: Any, variable: bool | None
 ) -> None:
-    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    """Under the name that the template has for it."""
+    (tmp_path / "chat.jinja").write_text(TEMPLATE.replace("VARIABLE", name))
     prompts, model = Prompts(TINY, tmp_path / "chat.jinja"), Echo()
     body = BODIES[MESSAGES] | {"thinking": thinking, "output_config": {"task_budget": {}}}
     assert http(model, prompts).post(MESSAGES, json=body).status_code == 200
     shown = "" if variable is None else str(variable)
+    assert prompts.decode(model.asked[0]["input_ids"]) == f"Hello!{shown}"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"enable_thinking": False}, "False"),
+        ({"thinking": True}, "True"),
+        ({"enable_thinking": True, "thinking": False}, "False"),
+    ],
+)
+def test_a_setting_of_thinking_has_both_names(
+    tmp_path: Path, path: str, given: dict[str, bool], shown: str
+) -> None:
+    """What a client has set for the template's own name stays."""
+    (tmp_path / "chat.jinja").write_text(TEMPLATE.replace("VARIABLE", "thinking"))
+    prompts, model = Prompts(TINY, tmp_path / "chat.jinja"), Echo()
+    body = {"messages": HELLO, "chat_template_kwargs": given}
+    answer = http(model, prompts).post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    tokens = answer.json()["tokens"] if path == "/tokenize" else model.asked[0]["input_ids"]
+    assert prompts.decode(tokens) == f"Hello!{shown}"
+
+
+@pytest.mark.parametrize("effort", ["none", "low"])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_no_effort_is_no_thinking(tmp_path: Path, path: str, effort: str) -> None:
+    (tmp_path / "chat.jinja").write_text(TEMPLATE.replace("VARIABLE", "thinking"))
+    prompts, model = Prompts(TINY, tmp_path / "chat.jinja"), Echo()
+    named = {"reasoning_effort": effort} if path == CHAT else {"reasoning": {"effort": effort}}
+    assert http(model, prompts).post(path, json=BODIES[path] | named).status_code == 200
+    shown = "False" if effort == "none" else ""
     assert prompts.decode(model.asked[0]["input_ids"]) == f"Hello!{shown}"
 
 

@@ -275,7 +275,7 @@ IGNORED = {
     "user": "x",
     "skip_special_tokens": True,
 }
-OF_CHATS = {"verbosity": "low", "modalities": ["text"], "reasoning_effort": "low"}
+OF_CHATS = {"verbosity": "low", "modalities": ["text"]}
 
 
 def test_null_and_fields_without_effect_change_nothing() -> None:

@@ -18,6 +18,10 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TOOLS = 128
 
+THINKING = ("enable_thinking", "thinking")
+"""Names that chat templates have for whether the model thinks: Qwen's and GLM's, and those of
+DeepSeek and Granite."""
+
 
 class TextPart(Body):
     type: Literal["text"]
@@ -222,6 +226,13 @@ class ChatPrompt(Body):
     )
 
     @property
+    def variables(self) -> dict[str, Any]:
+        """For the chat template. A setting of thinking has both of its names."""
+        given = self.chat_template_kwargs or {}
+        settings = [given[name] for name in THINKING if name in given]
+        return {**dict.fromkeys(THINKING, settings[0]), **given} if settings else given
+
+    @property
     def usable_tools(self) -> list[Tool]:
         """Those that the model is told of."""
         return [tool for tool in self.tools or [] if isinstance(tool, Tool)]
@@ -243,7 +254,6 @@ class IgnoredInChats(Body):
     modalities: Annotated[list[Literal["text"]], few(1)] | None = Field(
         None, description="only text"
     )
-    reasoning_effort: str | None = Field(None, description="see chat_template_kwargs")
     verbosity: str | None = Field(None, description="see max_tokens")
 
 
@@ -272,6 +282,15 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
         "be called. Default: auto",
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
+    reasoning_effort: str | None = Field(
+        None,
+        description="none: sets thinking to false. Others: no effect, see `chat_template_kwargs`",
+    )
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        is_off = self.reasoning_effort == "none"
+        return (dict.fromkeys(THINKING, False) if is_off else {}) | super().variables
 
     @property
     def num_top_log_probs(self) -> int | None:

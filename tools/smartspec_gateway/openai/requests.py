@@ -224,7 +224,7 @@ class Requests:
             message = f"{name}: got True, must be false with continue_final_message"
             raise ApiError(400, message, name)
         given = [message.for_template() for message in messages]
-        variables = asked.chat_template_kwargs or {}
+        variables = asked.variables
         tools = [tool.model_dump(exclude_none=True) for tool in asked.usable_tools]
         self._check_characters(given, variables, tools)
         text = self.prompts.of_chat(
