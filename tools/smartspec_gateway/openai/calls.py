@@ -61,10 +61,10 @@ class ObjectEnd:
         return None
 
 
-def new_call(name: str, arguments: str) -> dict[str, Any]:
-    """A call in OpenAI's format. arguments: JSON, or its beginning."""
+def new_call(name: str, arguments: str, call_id: str | None = None) -> dict[str, Any]:
+    """A call in OpenAI's format. arguments: JSON, or its beginning. call_id: default: a new one."""
     function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+    return {"id": call_id or f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 
 def json_call(text: str, tools: Tools, is_marked: bool) -> dict[str, Any] | None:

@@ -116,6 +116,13 @@ class Message(Body):
         return found | ({} if self.content is None else {"content": self.text})
 
 
+def text_parts(content: Any) -> Any:
+    """The content of a message, of a text or of parts that another API has."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]
+
+
 def add_thought(message: dict[str, Any], text: str) -> None:
     """To a message of the assistant, in the field that chat templates read."""
     thoughts = [message.get("reasoning_content"), text]

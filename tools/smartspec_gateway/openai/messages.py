@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from smartspec_gateway.openai.calls import new_call
 from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
 from smartspec_gateway.openai.choices import Choice
 from smartspec_gateway.openai.errors import ApiError
@@ -32,7 +33,7 @@ from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import Event, Writer, new_id
+from smartspec_gateway.openai.writer import Event, Item, ItemWriter, new_id
 
 SAME = Sampling.model_fields.keys() | {"max_tokens", "return_spec_metrics"}
 """Fields that chats have with the same meaning."""
@@ -53,11 +54,11 @@ could be reused behind it."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 DELTAS = {
-    "text": ("text", "text_delta", "text"),
-    "thinking": ("thinking", "thinking_delta", "thinking"),
-    "tool_use": ("input", "input_json_delta", "partial_json"),
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
 }
-"""By the type of a block: its field with the content, and the type and the field of its deltas."""
+"""By the kind of a block: the type and the field of its deltas."""
 
 
 def chat_of(asked: MessagesPrompt) -> ChatRequest:
@@ -172,9 +173,7 @@ def _part(text: str) -> dict[str, str]:
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    function = {"name": block.name, "arguments": arguments}
-    return {"id": block.id, "type": "function", "function": function}
+    return new_call(block.name, json.dumps(block.input, ensure_ascii=False), block.id)
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
@@ -214,10 +213,39 @@ class StopFinder:
         return min(found, key=lambda word: places[word], default=None)
 
 
-class MessageWriter(Writer):
+class Block(Item):
+    """A block of the message."""
+
+    def document(self, is_cut: bool = False) -> dict[str, Any]:
+        if self.call is not None:
+            head = {"type": "tool_use", "id": self.call["id"]}
+            return {**head, "name": self.call["function"]["name"], "input": _input(self.text)}
+        if self.kind == "reasoning":
+            return {"type": "thinking", "thinking": self.text, "signature": ""}
+        return {"type": "text", "text": self.text}
+
+    def added(self) -> Iterator[Event]:
+        yield self._event("start", content_block=self.document())
+
+    def delta(self, text: str) -> Iterator[Event]:
+        kind, name = DELTAS[self.kind]
+        yield self._event("delta", delta={"type": kind, name: text})
+
+    def done(self, is_cut: bool) -> Iterator[Event]:
+        if self.kind == "reasoning":
+            yield self._event("delta", delta={"type": "signature_delta", "signature": ""})
+        yield self._event("stop")
+
+    def _event(self, name: str, **fields: Any) -> Event:
+        return {"type": f"content_block_{name}", "index": self.index, **fields}
+
+
+class MessageWriter(ItemWriter):
     """A message in progress."""
 
     names = NAMES
+    item_type = Block
+    has_empty_text = False
 
     def __init__(
         self,
@@ -228,66 +256,16 @@ class MessageWriter(Writer):
         token_bytes: TokenBytes,
     ) -> None:
         """num_prompt: tokens. token_bytes: of a token in the middle of a text."""
-        super().__init__([choice], num_prompt)
-        self._choice, self._model, self._id = choice, model, new_id("msg_")
+        super().__init__(choice, num_prompt)
+        self._model, self._id = model, new_id("msg_")
         self._stops = StopFinder(stop_words, token_bytes)
-        self._blocks: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
-        self._text = ""
-        """Content of the open block."""
 
     def _first_events(self) -> Iterator[Event]:
         yield {"type": "message_start", "message": self._message()}
 
-    def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]:
+    def _add(self, number: int, piece: Piece) -> Choice:
         self._stops.add(piece)
-        reasoning, text, calls = self._add(number, piece).take()
-        if reasoning:
-            empty = {"type": "thinking", "thinking": "", "signature": ""}
-            yield from self._add_text(empty, reasoning)
-        if text:
-            yield from self._add_text({"type": "text", "text": ""}, text)
-        for call in calls:
-            function = call["function"]
-            if "id" in call:
-                head = {"type": "tool_use", "id": call["id"], "name": function["name"]}
-                yield from self._begin({**head, "input": {}})
-            yield self._delta(function["arguments"])
-        if self._choice.finish_reason:
-            yield from self._close()
-
-    def _add_text(self, empty: dict[str, Any], text: str) -> Iterator[Event]:
-        """Text for the open block, or for a new one if that has another type."""
-        if self._open is None or self._open["type"] != empty["type"]:
-            yield from self._begin(empty)
-        yield self._delta(text)
-
-    def _begin(self, empty: dict[str, Any]) -> Iterator[Event]:
-        yield from self._close()
-        self._open, self._text = empty, ""
-        index = len(self._blocks)
-        yield {"type": "content_block_start", "index": index, "content_block": {**empty}}
-
-    def _delta(self, text: str) -> Event:
-        assert self._open is not None, "a block was begun"
-        self._text += text
-        _, kind, name = DELTAS[self._open["type"]]
-        return self._delta_event(kind, name, text)
-
-    def _delta_event(self, kind: str, name: str, text: str) -> Event:
-        delta = {"type": kind, name: text}
-        return {"type": "content_block_delta", "index": len(self._blocks), "delta": delta}
-
-    def _close(self) -> Iterator[Event]:
-        found, self._open = self._open, None
-        if found is not None:
-            content, *_ = DELTAS[found["type"]]
-            is_call = found["type"] == "tool_use"
-            found[content] = _input(self._text) if is_call else self._text
-            if found["type"] == "thinking":
-                yield self._delta_event("signature_delta", "signature", "")
-            yield {"type": "content_block_stop", "index": len(self._blocks)}
-            self._blocks.append(found)
+        return super()._add(number, piece)
 
     async def _last_events(self) -> list[Event]:
         delta = self._stopped()
@@ -311,7 +289,7 @@ class MessageWriter(Writer):
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": [*self._blocks],
+            "content": [*self._items],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": self._counts(),

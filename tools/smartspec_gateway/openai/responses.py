@@ -17,30 +17,32 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
+from smartspec_gateway.openai.calls import new_call
+from smartspec_gateway.openai.chat_schema import (
+    ChatRequest,
+    add_thought,
+    check_calls,
+    text_parts,
+    type_of,
+)
 from smartspec_gateway.openai.choices import Choice
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import Encoded
 from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.responses_schema import (
     NAMES,
     CallItem,
     CallOutputItem,
     MessageItem,
-    NamedTool,
     OtherItem,
     ReasoningItem,
     ResponsesRequest,
-    Text,
-    ToolChoice,
 )
 from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import DONE, Event, Writer, new_id
+from smartspec_gateway.openai.writer import DONE, Event, Item, ItemWriter, Kind, new_id
 
 SAME = Sampling.model_fields.keys() | {"stop"}
 SAME |= {"parallel_tool_calls", "chat_template_kwargs", "return_spec_metrics"}
@@ -57,8 +59,12 @@ CALLED = ("input", "action", "operation", "arguments")
 
 as_text = with_markers("input_text", "output_text")
 
-PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""The kind of content of an item, by the type of the item."""
+KINDS = {
+    "text": ("msg_", "message", "output_text"),
+    "reasoning": ("rs_", "reasoning", "reasoning_text"),
+    "call": ("fc_", "function_call", "function_call_arguments"),
+}
+"""By the kind of an item: how its id begins, its type, and the word for its text in events."""
 
 
 def chat_of(asked: ResponsesRequest) -> ChatRequest:
@@ -75,9 +81,7 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         {"type": "function", "function": tool.model_dump(exclude=own, exclude_none=True)}
         for tool in asked.functions
     ]
-    body["tool_choice"] = choice = asked.tool_choice
-    if isinstance(choice, ToolChoice):
-        body["tool_choice"] = _tool_choice(choice)
+    body["tool_choice"] = _nested(asked.tool_choice)
     schema = format_of(asked)
     kind = schema.pop("type")
     if kind == "text" and schema:
@@ -90,27 +94,29 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
 
 def head_of(asked: ResponsesRequest, model: str) -> dict[str, Encoded]:
     """What the response has of its request, as JSON."""
-    chosen = asked.tool_choice
-    named = isinstance(chosen, ToolChoice) and chosen.model_dump(exclude_none=True)
     found = {
         "model": model,
         **{name: getattr(asked, name) for name in ECHOED},
         "reasoning": asked.reasoning and asked.reasoning.model_dump(),
         "text": {"format": format_of(asked)},
         "tools": [tool.model_dump() for tool in asked.functions],
-        "tool_choice": named or asked.tool_choice or "auto",
+        "tool_choice": asked.tool_choice or "auto",
         "metadata": asked.metadata or {},
     }
     return {name: Encoded(json.dumps(value, ensure_ascii=False)) for name, value in found.items()}
 
 
-def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
-    """As chats have it."""
-    if choice.type == "function":
-        return {"type": choice.type, "function": {"name": choice.name}}
-    names = [tool.name for tool in choice.tools or [] if isinstance(tool, NamedTool)]
-    tools = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": choice.type, "allowed_tools": {"mode": choice.mode, "tools": tools}}
+def _nested(choice: Any) -> Any:
+    """A choice of tools as chats have it. Theirs are functions, or custom."""
+    if not isinstance(choice, dict):
+        return choice
+    kind, inner = choice.get("type"), {name: choice[name] for name in choice if name != "type"}
+    if isinstance(tools := inner.get("tools"), list):
+        inner["tools"] = [
+            {"type": "custom"} if type_of(one) not in (None, "function") else _nested(one)
+            for one in tools
+        ]
+    return {"type": kind, str(kind): inner}
 
 
 def format_of(asked: ResponsesRequest) -> dict[str, Any]:
@@ -130,7 +136,7 @@ def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
         if isinstance(item, MessageItem):
             if not (item.role == "assistant" and _is_thought(found)):
                 found.append({"role": item.role})
-            found[-1]["content"] = _text(item.content)
+            found[-1]["content"] = text_parts(item.content)
         elif isinstance(item, ReasoningItem):
             if item.text and not _is_thought(found):
                 found.append({"role": "assistant"})
@@ -153,7 +159,7 @@ def _is_thought(messages: Sequence[Mapping[str, Any]]) -> bool:
 def _output(item: Any) -> dict[str, Any] | None:
     """Of a function, or of another tool that the client runs."""
     if isinstance(item, CallOutputItem):
-        return {"tool_call_id": item.call_id, "content": _text(item.output)}
+        return {"tool_call_id": item.call_id, "content": text_parts(item.output)}
     if not (isinstance(item, OtherItem) and item.call_id and item.type.endswith("_output")):
         return None
     given = (item.model_extra or {}).get("output", "")
@@ -177,85 +183,71 @@ def _call(item: Any) -> dict[str, Any] | None:
         arguments = json.dumps(found, ensure_ascii=False)
     else:
         return None
-    function = {"name": name, "arguments": arguments}
-    return {"id": item.call_id, "type": "function", "function": function}
+    return new_call(name, arguments, item.call_id)
 
 
-def _text(content: Text) -> Any:
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part.text} for part in content]
+class OutputItem(Item):
+    """An item of the output."""
 
+    def __init__(self, kind: Kind, index: int, call: dict[str, Any] | None) -> None:
+        super().__init__(kind, index, call)
+        prefix, self._type, self._stream = KINDS[kind]
+        self._id = new_id(prefix)
 
-@dataclass
-class OpenCall:
-    """A function call to which arguments are added. head: its fields without them."""
-
-    head: dict[str, Any]
-    index: int
-    text: str = ""
-
-    def item(self, status: str) -> dict[str, Any]:
-        return {**self.head, "status": status, "arguments": self.text}
+    def document(self, is_cut: bool) -> dict[str, Any]:
+        return self._with("incomplete" if is_cut else "completed")
 
     def added(self) -> Iterator[Event]:
-        yield _item_event("added", self.index, self.item("in_progress"))
+        yield self._item_event("added", "in_progress")
+        if self.call is None:
+            yield self._event("content_part.added", part=self._part())
 
-    def delta(self, text: str) -> Event:
-        return self._event("delta", delta=text)
+    def delta(self, text: str) -> Iterator[Event]:
+        if text:
+            yield self._text_event("delta", delta=text)
 
-    def done(self) -> Iterator[Event]:
-        yield self._event("done", arguments=self.text)
+    def done(self, is_cut: bool) -> Iterator[Event]:
+        if self.call is None:
+            yield self._text_event("done", text=self.text)
+            yield self._event("content_part.done", part=self._part())
+        else:
+            yield self._text_event("done", arguments=self.text)
+        yield self._item_event("done", "incomplete" if is_cut else "completed")
+
+    def _with(self, status: str) -> dict[str, Any]:
+        """An item in progress has no content yet."""
+        head: dict[str, Any] = {"id": self._id, "type": self._type, "status": status}
+        if self.call is not None:
+            about = {"call_id": self.call["id"], "name": self.call["function"]["name"]}
+            return {**head, **about, "arguments": self.text}
+        own: dict[str, Any] = {"role": "assistant"} if self.kind == "text" else {"summary": []}
+        return {**head, **own, "content": [] if status == "in_progress" else [self._part()]}
+
+    def _part(self) -> dict[str, Any]:
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if self.kind == "text" else {}
+        return {"type": self._stream, "text": self.text, **more}
+
+    def _item_event(self, name: str, status: str) -> Event:
+        about = {"output_index": self.index, "item": self._with(status)}
+        return {"type": f"response.output_item.{name}", **about}
+
+    def _text_event(self, name: str, **fields: Any) -> Event:
+        event = self._event(f"{self._stream}.{name}", **fields)
+        return event | ({"logprobs": []} if self.kind == "text" else {})
 
     def _event(self, name: str, **fields: Any) -> Event:
-        place = {"item_id": self.head["id"], "output_index": self.index}
-        return {"type": f"response.function_call_arguments.{name}", **place, **fields}
-
-
-@dataclass
-class OpenItem:
-    """An item to which text is added."""
-
-    kind: Literal["message", "reasoning"]
-    id: str
-    index: int
-    text: str = ""
-
-    def item(self, status: str) -> dict[str, Any]:
-        """An item in progress has no content yet."""
-        content = [] if status == "in_progress" else [self.part(self.text)]
-        own: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
-        return {"id": self.id, "type": self.kind, "status": status, **own, "content": content}
-
-    def part(self, text: str) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": PARTS[self.kind], "text": text}
-        return part | ({"annotations": [], "logprobs": []} if self.kind == "message" else {})
-
-    def added(self) -> Iterator[Event]:
-        yield _item_event("added", self.index, self.item("in_progress"))
-        yield self.event("content_part.added", part=self.part(""))
-
-    def delta(self, text: str) -> Event:
-        return self.text_event("delta", delta=text)
-
-    def done(self) -> Iterator[Event]:
-        yield self.text_event("done", text=self.text)
-        yield self.event("content_part.done", part=self.part(self.text))
-
-    def event(self, name: str, **fields: Any) -> Event:
-        place = {"item_id": self.id, "output_index": self.index, "content_index": 0}
+        place: dict[str, Any] = {"item_id": self._id, "output_index": self.index}
+        place |= {"content_index": 0} if self.call is None else {}
         return {"type": f"response.{name}", **place, **fields}
 
-    def text_event(self, name: str, **fields: Any) -> Event:
-        event = self.event(f"{PARTS[self.kind]}.{name}", **fields)
-        return event | ({"logprobs": []} if self.kind == "message" else {})
 
-
-class ResponseWriter(Writer):
+class ResponseWriter(ItemWriter):
     """A response in progress."""
 
     names = NAMES
     after_last = after_error = DONE
+    item_type = OutputItem
+    has_empty_text = True
 
     def __init__(
         self,
@@ -265,12 +257,8 @@ class ResponseWriter(Writer):
         count: Callable[[str], Awaitable[int]],
     ) -> None:
         """head: see `head_of`. num_prompt: tokens. count: the tokens of reasoning."""
-        super().__init__([choice], num_prompt)
-        self._choice, self._count = choice, count
-        self._output: list[dict[str, Any]] = []
-        self._open: OpenItem | OpenCall | None = None
-        self._reasoning = ""
-        self._num_events = 0
+        super().__init__(choice, num_prompt)
+        self._count, self._num_events = count, 0
         self._response: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
@@ -303,60 +291,15 @@ class ResponseWriter(Writer):
         yield self._state("created")
         yield self._state("in_progress")
 
-    def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]:
-        choice = self._add(number, piece)
-        reasoning, text, calls = choice.take()
-        self._reasoning += reasoning
-        if reasoning:
-            yield from self._add_text("reasoning", reasoning)
-        if text or (choice.finish_reason and not (self._output or self._open or calls)):
-            yield from self._add_text("message", text)
-        for call in calls:
-            if "id" in call:
-                yield from self._close("completed")
-                head = {"id": new_id("fc_"), "type": "function_call", "call_id": call["id"]}
-                head["name"] = call["function"]["name"]
-                yield from self._begin(OpenCall(head, len(self._output)))
-            yield from self._extend(call["function"]["arguments"])
-        if choice.finish_reason:
-            is_cut = choice.finish_reason == "length"
-            if isinstance(self._open, OpenCall):
-                is_cut = choice.has_open_call
-            yield from self._close("incomplete" if is_cut else "completed")
-
-    def _add_text(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Event]:
-        """Text for the open item, or for a new one if that has another kind."""
-        found = self._open
-        if not isinstance(found, OpenItem) or found.kind != kind:
-            yield from self._close("completed")
-            prefix = "msg_" if kind == "message" else "rs_"
-            yield from self._begin(OpenItem(kind, new_id(prefix), len(self._output)))
-        yield from self._extend(text)
-
-    def _begin(self, item: OpenItem | OpenCall) -> Iterator[Event]:
-        self._open = item
-        yield from item.added()
-
-    def _extend(self, text: str) -> Iterator[Event]:
-        """Text for the open item."""
-        if text and self._open is not None:
-            self._open.text += text
-            yield self._open.delta(text)
-
-    def _close(self, status: str) -> Iterator[Event]:
-        found, self._open = self._open, None
-        if found is not None:
-            yield from found.done()
-            self._output.append(found.item(status))
-            yield _item_event("done", found.index, self._output[-1])
-
     async def _document(self) -> dict[str, Any]:
         (event,) = await self._last_events()
         return event["response"]  # type: ignore[no-any-return]
 
     async def _last_events(self) -> list[Event]:
         usage = self._usage("input", "output")
-        num_reasoning = await self._count(self._reasoning)
+        thoughts = [item for item in self._items if item["type"] == "reasoning"]
+        reasoning = "".join(part["text"] for item in thoughts for part in item["content"])
+        num_reasoning = await self._count(reasoning)
         usage["output_tokens_details"] = {"reasoning_tokens": num_reasoning}
         is_cut = self._choice.finish_reason == "length"
         changed: dict[str, Any] = {
@@ -371,7 +314,7 @@ class ResponseWriter(Writer):
         """The error, also at the top as OpenAI has it, and the response."""
         found = error.body["error"]
         names = {name: found[name] for name in ("code", "message", "param")}
-        yield from self._close("incomplete")
+        yield from self._close(is_cut=True)
         yield {"type": "error", **names, "error": found}
         code = error.code or found["type"]
         yield self._state("failed", error={"code": code, "message": error.message})
@@ -379,9 +322,5 @@ class ResponseWriter(Writer):
     def _state(self, name: str, **changed: Any) -> Event:
         """The event of this name, with the response as it is now."""
         status = "in_progress" if name == "created" else name
-        self._response |= {"status": status, "output": [*self._output], **changed}
+        self._response |= {"status": status, "output": [*self._items], **changed}
         return {"type": f"response.{name}", "response": {**self._response}}
-
-
-def _item_event(name: str, index: int, item: dict[str, Any]) -> Event:
-    return {"type": f"response.output_item.{name}", "output_index": index, "item": item}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from smartspec_gateway.openai.chat_schema import (
     MAX_MESSAGES,
@@ -36,6 +36,8 @@ NAMES = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
 }
 """Fields of chats that have another name here."""
 
@@ -182,33 +184,6 @@ AnyItem = Annotated[
 ]
 
 
-class NamedTool(Body):
-    type: Literal["function"]
-    name: str
-
-
-AnyNamed = Annotated[
-    Annotated[NamedTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
-    Discriminator(_kind),
-]
-
-
-class ToolChoice(Body):
-    """One function, or the allowed ones."""
-
-    type: Literal["function", "allowed_tools"]
-    name: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[AnyNamed], few(MAX_TOOLS)] | None = None
-
-    @model_validator(mode="after")
-    def _has_its_fields(self) -> ToolChoice:
-        own = ("name",) if self.type == "function" else ("mode", "tools")
-        if self.model_dump(exclude_none=True).keys() != {"type", *own}:
-            raise ValueError(f"an object with type and {' and '.join(own)}")
-        return self
-
-
 class Format(Body):
     """The other keys are checked as those of a chat's `response_format`."""
 
@@ -248,8 +223,8 @@ class ResponsesRequest(Sampling, Ignored, OpenBody):
     tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
         None, description="functions that the model may call. Tools of other types are skipped"
     )
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = Field(
-        None, description="as for chats. Default: auto"
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = Field(
+        None, description="as for chats, without the inner object. Default: auto"
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
     text: TextOptions | None = Field(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from smartspec_gateway.openai.choices import Choice
 from smartspec_gateway.openai.errors import ApiError
@@ -16,6 +16,7 @@ from smartspec_gateway.openai.json_parts import parts, sliced
 from smartspec_gateway.openai.model import Piece
 
 Event = dict[str, Any]
+Kind = Literal["reasoning", "text", "call"]
 
 LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Characters that JSON may contain, and at which some clients would split an event."""
@@ -128,6 +129,73 @@ class Writer(ABC):
     @abstractmethod
     def _failed(self, error: ApiError) -> Iterable[Event]:
         """The last events of an answer that failed."""
+
+
+class Item(ABC):
+    """A part of an answer to which text is added. call: its first part, if the item is a call."""
+
+    def __init__(self, kind: Kind, index: int, call: dict[str, Any] | None) -> None:
+        self.kind, self.index, self.call = kind, index, call
+        self.text = ""
+
+    @abstractmethod
+    def document(self, is_cut: bool) -> dict[str, Any]:
+        """The item as the whole answer has it."""
+
+    @abstractmethod
+    def added(self) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def delta(self, text: str) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def done(self, is_cut: bool) -> Iterator[Event]: ...
+
+
+class ItemWriter(Writer):
+    """An answer of items in the order in which they were generated. One is open until another one
+    begins or the text ends."""
+
+    item_type: Callable[[Kind, int, dict[str, Any] | None], Item]
+    has_empty_text: ClassVar[bool]
+    """Whether an answer without text has an item."""
+
+    def __init__(self, choice: Choice, num_prompt: int) -> None:
+        """choice: a new one. num_prompt: tokens."""
+        super().__init__([choice], num_prompt)
+        self._choice = choice
+        self._items: list[dict[str, Any]] = []
+        self._open: Item | None = None
+
+    def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]:
+        choice = self._add(number, piece)
+        reasoning, text, calls = choice.take()
+        if reasoning:
+            yield from self._extend("reasoning", reasoning)
+        is_empty = choice.finish_reason and not (self._items or self._open or calls)
+        if text or (is_empty and self.has_empty_text):
+            yield from self._extend("text", text)
+        for call in calls:
+            yield from self._extend("call", call["function"]["arguments"], call)
+        if choice.finish_reason:
+            is_call = self._open is not None and self._open.kind == "call"
+            is_cut = choice.has_open_call if is_call else choice.finish_reason == "length"
+            yield from self._close(is_cut)
+
+    def _extend(self, kind: Kind, text: str, call: dict[str, Any] | None = None) -> Iterator[Event]:
+        """Text for the open item, or for a new one. Each call is a new one."""
+        if self._open is None or self._open.kind != kind or (call and "id" in call):
+            yield from self._close(is_cut=False)
+            self._open = self.item_type(kind, len(self._items), call)
+            yield from self._open.added()
+        self._open.text += text
+        yield from self._open.delta(text)
+
+    def _close(self, is_cut: bool) -> Iterator[Event]:
+        found, self._open = self._open, None
+        if found is not None:
+            yield from found.done(is_cut)
+            self._items.append(found.document(is_cut))
 
 
 def new_id(prefix: str) -> str:
