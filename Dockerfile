@@ -49,10 +49,9 @@ RUN python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir --n
     && python3 -m pip --python /opt/smartspec/bin/python check
 # The stub of Triton's Python backend uses the packages of the first python3 on PATH.
 ENV PATH=/opt/smartspec/bin:$PATH \
-    HF_HUB_OFFLINE=1 \
+    HF_HOME=/var/cache/smartspec/huggingface \
     HOME=/var/cache/smartspec \
     PYTHONUNBUFFERED=1 \
-    TRANSFORMERS_OFFLINE=1 \
     XDG_CACHE_HOME=/var/cache
 COPY engines_build/tiny /models/tiny
 COPY deploy/image/tiny.json /models/smartspec/1/engine.json
@@ -84,10 +83,9 @@ RUN pip install --no-cache-dir --no-deps /dist/smartspec_py-*.whl \
     && ln -s "$(python3 -c 'import pathlib, smartspec_py as s; print(pathlib.Path(s.__file__).parent)')" \
         /opt/tritonserver/backends/smartspec_py \
     && install -d -o 1000 -g 1000 /var/cache/smartspec
-ENV HF_HUB_OFFLINE=1 \
+ENV HF_HOME=/var/cache/smartspec/huggingface \
     HOME=/var/cache/smartspec \
     PYTHONUNBUFFERED=1 \
-    TRANSFORMERS_OFFLINE=1 \
     XDG_CACHE_HOME=/var/cache
 COPY deploy/image/entrypoint.py deploy/image/healthcheck.py ./
 USER 1000:1000

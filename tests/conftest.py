@@ -12,6 +12,7 @@ import pytest
 
 # Before torch is imported: more threads than free cores make small passes many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"  # tests of the hub have a stand-in
 if not Path("/dev/nvidiactl").exists():
     # Before Triton's language is imported: its kernels run on a CPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -51,8 +51,14 @@ IS_PATH = "path"
 """Annotation of a key of `engine` whose value is a path, relative to the folder of engine.json, or
 whose values by name are paths."""
 
+IS_MODEL = "model"
+"""Annotation of a path that may also be a name of the Hugging Face hub. The launcher fetches it
+(`smartspec_launch.models`); the backend gets paths."""
+
 LocalPath = Annotated[str, IS_PATH]
 OptionalPath = Annotated[str | None, IS_PATH]
+ModelPath = Annotated[str, IS_PATH, IS_MODEL]
+OptionalModel = Annotated[str | None, IS_PATH, IS_MODEL]
 
 MAX_ADAPTERS = 16
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -73,12 +79,12 @@ class EngineConfig(_Layer):
         """
         raise NotImplementedError
 
-    def paths(self) -> dict[str, str]:
-        """The values of all keys that are paths, without those that are not set. Those of a key
-        with paths by name are called KEY.NAME."""
+    def paths(self, mark: str = IS_PATH) -> dict[str, str]:
+        """The values of all keys with this annotation, without those that are not set. Those of a
+        key with paths by name are called KEY.NAME."""
         found: dict[str, str] = {}
         for key, field in type(self).model_fields.items():
-            value = getattr(self, key) if IS_PATH in field.metadata else None
+            value = getattr(self, key) if mark in field.metadata else None
             if isinstance(value, dict):
                 found |= {f"{key}.{name}": path for name, path in value.items()}
             elif value:
@@ -95,20 +101,23 @@ class EngineConfig(_Layer):
 
 
 class TorchEngineConfig(EngineConfig):
-    """The PyTorch engine: a Hugging Face causal language model in a local directory."""
+    """The PyTorch engine: a Hugging Face causal language model. Models, heads and adapters are
+    paths, or names of the Hugging Face hub."""
 
     kind: Literal["torch"] = "torch"
     """the kind of engine."""
-    model: LocalPath
-    """directory of the target model."""
-    draft: OptionalPath = None
-    """directory of the draft model. Without one, drafts come from heads and prompt lookup."""
-    heads: OptionalPath = None
-    """directory of Medusa heads, or of an EAGLE-3 head, that were trained for the target model. An
-    EAGLE-3 head cannot be combined with a draft model."""
-    lora: Annotated[dict[str, str], IS_PATH, Field(max_length=MAX_ADAPTERS)] = {}
-    """LoRA adapters of the target: directories in PEFT's format, by the names that requests use.
-    Their ranks together are at most 512. Drafts are those of the target without them."""
+    model: ModelPath
+    """directory or GGUF file of the target model, or its name on the hub: OWNER/NAME, with
+    @REVISION, and with :Q4_K_M for a GGUF file of this quantisation."""
+    draft: OptionalModel = None
+    """the same for the draft model. Without one, drafts come from heads and prompt lookup."""
+    heads: OptionalModel = None
+    """directory or hub name of Medusa heads, or of an EAGLE-3 head, that were trained for the
+    target model. An EAGLE-3 head cannot be combined with a draft model."""
+    lora: Annotated[dict[str, str], IS_PATH, IS_MODEL, Field(max_length=MAX_ADAPTERS)] = {}
+    """LoRA adapters of the target: directories in PEFT's format or hub names, by the names that
+    requests use. Their ranks together are at most 512. Drafts are those of the target without
+    them."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type of the computation. auto uses the checkpoint's type. On a CPU, auto uses float32, or
     bfloat16 if the processor multiplies bfloat16. OpenVINO computes in float32 if the processor
@@ -162,8 +171,9 @@ class TrtllmEngineConfig(EngineConfig):
     """engine directory of the target model."""
     draft: OptionalPath = None
     """engine directory of the draft model. Without one, drafts come from prompt lookup."""
-    tokenizer: LocalPath
-    """a Hugging Face directory with the target's tokenizer and generation_config.json."""
+    tokenizer: ModelPath
+    """directory with the target's tokenizer and generation_config.json, or its name on the Hugging
+    Face hub."""
     decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
     """tokens that a sequence without drafts generates in one engine request. It can draft again
     after them. More tokens cost less time without drafts, and delay decisions."""
@@ -280,6 +290,9 @@ class ServerConfig(_Layer):
     """prompt lookup."""
     planner: PlannerConfig = PlannerConfig()
     """the table of the policy `batch_table`."""
+    served_model_name: list[str] = []
+    """names by which clients may call the model; answers have the first one. Without any, it is the
+    name of the model's folder or GGUF file, or that of the hub."""
     policy: str = "goodput"
     """policy of requests that name none."""
     proposer: Literal["auto", "draft_model", "heads", "prompt_lookup"] = "auto"

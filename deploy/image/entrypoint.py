@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -28,6 +29,7 @@ from smartspec_launch.files import exposure, usable
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, adapter_names, tokenizer_dir
 from smartspec_launch.interpreter import LaunchError
+from smartspec_launch.models import with_local_models
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import ServerConfig, read_config
 from smartspec_py.defaults import ConfigError
@@ -46,6 +48,7 @@ def main() -> int:
     try:
         config = with_cache(paths.with_absolute_paths(read_config(path), path.parent))
         check_exposure(address)
+        config = with_local_models(config, partial(print, file=sys.stderr, flush=True))
         server = TritonServer(
             config,
             folder,

@@ -61,6 +61,22 @@ def test_the_default_place_of_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert config.limits.drain_s == 3.5
 
 
+def test_names_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The entry point fetches them; here it may not (HF_HUB_OFFLINE)."""
+    path = tmp_path / "engine.json"
+    path.write_text('{"engine": {"kind": "torch", "model": "acme/target"}}')
+    monkeypatch.setenv("SMARTSPEC_ENGINE_JSON", str(path))
+    monkeypatch.setenv("SMARTSPEC_HOST", "127.0.0.1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert entrypoint.main() == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "Looking up acme/target"
+    assert second.startswith("engine.model: acme/target cannot be fetched from ")
+    assert second.endswith(" and HF_HUB_OFFLINE is set): unset it")
+
+
 def test_a_wrong_engine_json_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,3 +130,12 @@ def bpe_fields(tokenizer_json: str, pre: str) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
+
+
+def few_fields(num_tokens: int) -> dict[str, Any]:
+    """A tokenizer of so many tokens, which no text needs."""
+    tokens = ["a", "b", "ab", *(f"t{i}" for i in range(3, num_tokens))]
+    return {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": ["a b"]} | {
+        "token_type": [1] * num_tokens,
+        "eos_token_id": 0,
+    }

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import bpe_fields, file_name, write_gguf
+from gguf_files import bpe_fields, few_fields, file_name, write_gguf
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -92,15 +92,6 @@ def trained(name: str = "gpt-2") -> Tokenizer:
 
 def fields(name: str = "gpt-2") -> dict[str, Any]:
     return bpe_fields(trained(name).to_str(), name)
-
-
-def few_fields(num_tokens: int) -> dict[str, Any]:
-    """A tokenizer of so many tokens, which no text needs."""
-    tokens = ["a", "b", "ab", *(f"t{i}" for i in range(3, num_tokens))]
-    return {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": ["a b"]} | {
-        "token_type": [1] * num_tokens,
-        "eos_token_id": 0,
-    }
 
 
 def large_model(num_tokens: int) -> Any:

@@ -1,12 +1,13 @@
-"""Paths in the user's cache directory, for files that are kept after a run."""
+"""Paths in the user's cache directory, for files that are kept after a run, and those of
+engine.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from smartspec_py.config import ServerConfig
+from smartspec_launch.hub import HubName, hub_name
+from smartspec_py.config import IS_MODEL, ServerConfig
 from smartspec_py.defaults import cache_dir
-from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 
 
 def profile_cache() -> Path:
@@ -20,12 +21,22 @@ def run_dir(http_port: int) -> Path:
 
 
 def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
-    """The configuration with absolute engine paths. Relative paths are resolved from `folder`. A
-    GGUF file becomes the folder that is made of it, but heads and adapters are in no such file.
-    Raises ConfigError."""
-    found = {name: folder / path for name, path in config.engine.paths().items()}
+    """The configuration with absolute engine paths. Relative paths are resolved from `folder`.
+    Names of the hub stay as they are."""
+    names = hub_names(config, folder)
     paths = {
-        name: str((path if name.startswith(("heads", "lora.")) else model_folder(path)).resolve())
-        for name, path in found.items()
+        key: str((folder / path).resolve())
+        for key, path in config.engine.paths().items()
+        if key not in names
     }
     return config.model_copy(update={"engine": config.engine.with_paths(paths)})
+
+
+def hub_names(config: ServerConfig, folder: Path) -> dict[str, HubName]:
+    """The names of the hub by their keys of `engine`. What is a path that exists is no name."""
+    names = {
+        key: hub_name(text)
+        for key, text in config.engine.paths(IS_MODEL).items()
+        if not (folder / text).exists()
+    }
+    return {key: name for key, name in names.items() if name is not None}

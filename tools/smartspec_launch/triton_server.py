@@ -225,10 +225,7 @@ class TritonServer:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What a server that is ready serves; see `Beat.facts`."""
-        facts = {} if self._link.beat is None else dict(self._link.beat.facts)
-        if "model" in facts:  # the backend may know a link of `AsciiPaths`
-            facts["model"] = Path(self._config.engine.paths()["model"]).name
-        return facts
+        return {} if self._link.beat is None else self._link.beat.facts
 
     @property
     def context_len(self) -> int:

@@ -116,6 +116,7 @@ class Server:
             "proposers": list(engine.proposers),
             "policy": config.policy,
             **engine.facts,
+            **({"model": config.served_model_name[0]} if config.served_model_name else {}),
         }
         """What is served. `context_len`: prompt and generated tokens of one request. `cache_bytes`:
         the most that keys and values of all requests may take."""

@@ -31,6 +31,11 @@ def fail(message: str, exit_code: int = 1) -> NoReturn:
     raise typer.Exit(exit_code)
 
 
+def note(text: str) -> None:
+    """Print one line on stderr."""
+    typer.echo(text, err=True)
+
+
 def check_outputs(**options: Path | None) -> None:
     """End the command early if an output file cannot be written.
 

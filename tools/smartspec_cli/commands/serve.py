@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands import USAGE_ERROR, fail, note
 from smartspec_cli.commands.settings import (
     Changes,
     Config,
@@ -22,6 +22,7 @@ from smartspec_cli.commands.settings import (
     engine_option,
     server_config,
 )
+from smartspec_cli.drafts import draft_for
 from smartspec_launch import paths
 from smartspec_launch.address import Address, can_bind, taken_ports
 from smartspec_launch.files import exposure
@@ -123,6 +124,10 @@ def serve(
     if not can_bind(host, 0):
         fail(f"--host: got {host}, must be an address of this machine", USAGE_ERROR)
     _check_exposure(address, allow_remote)
+    _check_aliases(alias or ())
+    _check_address(address)
+    _check_files_of_chats(chat_template, api_key_file)
+    openai_port = _openai_port(address, openai_port)
     engine = {"dtype": dtype, "weights": weights, "kv_cache": kv_cache, "runtime": runtime}
     models = (model, draft, heads, config, settings)
     checked = server_config(
@@ -132,19 +137,38 @@ def serve(
         policy=policy,
         explain=explain,
     )
-    openai = _openai(checked, address, openai_port, chat_template, api_key_file, cors)
-    _check_aliases(alias or ())
-    _check_address(address)
+    console = Console(stderr=True)
+    if console.is_terminal and (draft_name := suggested_draft(checked)):
+        note(f"A draft model with the same tokens is --draft {draft_name}")
     _check_files(checked)
+    tokenizer = tokenizer_dir(checked)
+    openai = None
+    if openai_port and tokenizer is not None:
+        openai = OpenAi(
+            openai_port,
+            tokenizer,
+            chat_template,
+            api_key_file,
+            cors=cors or (),
+            adapters=adapter_names(checked),
+        )
     folder = (run_dir or paths.run_dir(http_port)).resolve()
     server = TritonServer(checked, folder, address, aliases=alias or (), openai=openai)
     try:
-        code = run_in_foreground(server, Console(stderr=True))
+        code = run_in_foreground(server, console)
     except ModelRefusedError as error:
         fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
     except LaunchError as error:
         fail(str(error))
     raise typer.Exit(code)
+
+
+def suggested_draft(config: ServerConfig) -> str | None:
+    """A draft model for a model of the hub that is served without draft model and heads."""
+    engine = config.engine
+    if not isinstance(engine, TorchEngineConfig) or engine.draft or engine.heads:
+        return None
+    return next(filter(None, map(draft_for, config.served_model_name)), None)
 
 
 def _check_exposure(address: Address, allow_remote: bool) -> None:
@@ -158,15 +182,7 @@ def _check_exposure(address: Address, allow_remote: bool) -> None:
         typer.echo(f"smartspec: warning: {reason}.", err=True)
 
 
-def _openai(
-    config: ServerConfig,
-    address: Address,
-    port: int | None,
-    chat_template: Path | None,
-    api_key_file: Path | None,
-    cors: Sequence[str] | None,
-) -> OpenAi | None:
-    """The OpenAI-compatible endpoint; None if there is none."""
+def _check_files_of_chats(chat_template: Path | None, api_key_file: Path | None) -> None:
     for option, path in (("--chat-template", chat_template), ("--api-key-file", api_key_file)):
         if path is not None and not path.is_file():
             fail(f"{option}: {path} is not a file", USAGE_ERROR)
@@ -177,16 +193,18 @@ def _openai(
             read_template(chat_template)
         except PromptError as error:
             fail(f"--chat-template: {error}", USAGE_ERROR)
-    folder = tokenizer_dir(config)
-    if port == 0 or folder is None:
-        return None
+
+
+def _openai_port(address: Address, port: int | None) -> int:
+    """The port of the OpenAI-compatible endpoint; 0 if there is none."""
+    if port == 0:
+        return 0
     if port is None and not can_bind(address.host, OPENAI_PORT):
-        typer.echo(
+        note(
             f"smartspec: port {OPENAI_PORT} is taken, so there is no OpenAI-compatible endpoint: "
-            "choose a port with --openai-port.",
-            err=True,
+            "choose a port with --openai-port."
         )
-        return None
+        return 0
     if port is not None:
         others = (address.http_port, address.grpc_port, address.metrics_port)
         if not 1 <= port <= 65535 or port in others:
@@ -194,14 +212,7 @@ def _openai(
             fail(f"--openai-port: got {port}, {rule}", USAGE_ERROR)
         if not can_bind(address.host, port):
             fail(f"--openai-port: cannot listen on {address.host} port {port}: choose another one")
-    return OpenAi(
-        port or OPENAI_PORT,
-        folder,
-        chat_template,
-        api_key_file,
-        cors=cors or (),
-        adapters=adapter_names(config),
-    )
+    return port or OPENAI_PORT
 
 
 def _check_aliases(names: Sequence[str]) -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 import typer
 from pydantic import ValidationError
 
-from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands import USAGE_ERROR, fail, note
 from smartspec_launch import paths
+from smartspec_launch.interpreter import LaunchError
+from smartspec_launch.models import with_local_models
 from smartspec_py.config import ServerConfig, TorchEngineConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.defaults import ConfigError
@@ -25,23 +27,30 @@ _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
 _option = partial(typer.Option, rich_help_panel="Models")
 Model = Annotated[
-    Path | None, _option(help="Hugging Face directory of the target model, or a GGUF file.")
+    Path | None,
+    _option(
+        help="Directory or GGUF file of the target model, or its name on the Hugging Face hub: "
+        "OWNER/NAME, with @REVISION, and with :Q4_K_M for a GGUF file of this quantisation."
+    ),
 ]
 Draft = Annotated[
     Path | None,
-    _option(help="Directory or GGUF file of the draft model; default: no draft model."),
+    _option(help="Directory, GGUF file or hub name of the draft model; default: no draft model."),
 ]
 Heads = Annotated[
     Path | None,
-    _option(help="Directory of Medusa heads, or of an EAGLE-3 head, trained for the target model."),
+    _option(
+        help="Directory or hub name of Medusa heads, or of an EAGLE-3 head, trained for the target "
+        "model."
+    ),
 ]
 Lora = Annotated[
     list[str] | None,
     _option(
         "--lora",
         metavar="NAME=FOLDER",
-        help="LoRA adapter of the target in PEFT's format, which requests choose by its name. May "
-        "be repeated.",
+        help="LoRA adapter of the target in PEFT's format, a directory or a hub name, which "
+        "requests choose by its name. May be repeated.",
     ),
 ]
 Config = Annotated[
@@ -100,22 +109,24 @@ def server_config(
             given = paths.with_absolute_paths(read_config(config), config.resolve().parent)
         except ConfigError as error:
             fail(str(error), USAGE_ERROR)
-        if not changes:
-            return given
         settings = given.model_dump(mode="json")
     elif model is None:
         fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
     else:
         for name, path in (("model", model), ("draft", draft), ("heads", heads)):
             if path is not None:
-                settings["engine"][name] = str(path.absolute())
+                settings["engine"][name] = str(path)
         settings["engine"]["lora"] = adapter_folders(lora or ())
     keys = set_keys(settings, changes or ())
     checked = checked_config(settings, keys)
+    if config is None or changes:
+        checked = paths.with_absolute_paths(checked, Path.cwd())
     try:
-        return paths.with_absolute_paths(checked, Path.cwd())
+        return with_local_models(checked, note)
     except ConfigError as error:
-        fail(str(error), USAGE_ERROR)
+        fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
+    except LaunchError as error:
+        fail(str(error))
 
 
 def adapter_folders(given: Sequence[str]) -> dict[str, str]:
@@ -125,7 +136,7 @@ def adapter_folders(given: Sequence[str]) -> dict[str, str]:
         name, _, folder = text.partition("=")
         if not name or not folder or name in folders:
             fail(f"--lora: got {text!r}, must be NAME=FOLDER, with each name once", USAGE_ERROR)
-        folders[name] = str(Path(folder).absolute())
+        folders[name] = folder
     return folders
 
 

@@ -56,12 +56,17 @@ class AdapterConfig:
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Raise ModelError, which names the field, if the adapter cannot be served."""
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise _incomplete(folder)
+    return read_adapter_settings(folder)
+
+
+def read_adapter_settings(folder: Path) -> AdapterConfig:
+    """`read_adapter_config` before the weights are there."""
     name = f"the LoRA adapter {folder}"
     document = read_json(name, folder, CONFIG_FILE)
-    if document is None or not (folder / WEIGHTS_FILE).is_file():
-        raise ModelError(
-            f"{name} must be a directory with {CONFIG_FILE} and {WEIGHTS_FILE}: save it with PEFT"
-        )
+    if document is None:
+        raise _incomplete(folder)
     known = {"r", "lora_alpha", *VALUES, *NO_EFFECT}
     for field in (*VALUES, *(field for field in document if field not in known)):
         value, values = document.get(field), VALUES.get(field, NEUTRAL)
@@ -75,6 +80,13 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if type(alpha) not in (int, float) or not math.isfinite(alpha):
         raise _wrong(name, "lora_alpha", alpha, "a finite number")
     return AdapterConfig(rank, alpha / (math.sqrt(rank) if document.get("use_rslora") else rank))
+
+
+def _incomplete(folder: Path) -> ModelError:
+    return ModelError(
+        f"the LoRA adapter {folder} must be a directory with {CONFIG_FILE} and {WEIGHTS_FILE}: "
+        "save it with PEFT"
+    )
 
 
 def _wrong(name: str, field: str, value: Any, rule: str) -> ModelError:

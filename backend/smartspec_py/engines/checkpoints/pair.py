@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from smartspec_py.engines.checkpoints.supported import (
     ModelError,
     check_files,
+    check_model,
     check_quantization,
     check_sizes,
     read_json,
@@ -55,6 +56,16 @@ def check_pair(
     """
     # Checks without libraries come first: importing a library takes seconds.
     check_pair_files(target_dir, draft_dir)
+    check_pair_settings(target_dir, draft_dir, max_context_len)
+
+
+def check_pair_settings(
+    target_dir: Path, draft_dir: Path | None, max_context_len: int | None = None
+) -> None:
+    """The part of `check_pair` that needs no weights. Raises ModelError."""
+    for role, folder in (("target", target_dir), ("draft", draft_dir)):
+        if folder is not None:
+            check_model(f"the {role} {folder}", folder)
     target = _read_model("target", target_dir)
     _check_context(target, max_context_len)
     if draft_dir is None:

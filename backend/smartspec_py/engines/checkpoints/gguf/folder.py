@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from smartspec_py.defaults import ConfigError, cache_dir
@@ -45,8 +46,7 @@ def model_folder(path: Path) -> Path:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(dir=parent))
-            for name, text in documents.items():
-                (made / name).write_text(text, encoding="utf-8")
+            _write(documents, made)
             os.replace(made, folder)
         except OSError as error:
             if not (folder / INDEX).is_file():  # no other process made it meanwhile
@@ -55,6 +55,18 @@ def model_folder(path: Path) -> Path:
                     "set XDG_CACHE_HOME to a writable directory"
                 ) from error
     return folder
+
+
+def write_folder(file: Path, folder: Path) -> None:
+    """Make the folder of a GGUF file, of which only the header is read. Raises ConfigError."""
+    documents = _documents(file)
+    folder.mkdir()
+    _write(documents, folder)
+
+
+def _write(documents: Mapping[str, str], folder: Path) -> None:
+    for name, text in documents.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _gguf_file(path: Path) -> Path | None:

@@ -1,0 +1,140 @@
+"""Checks models of the hub before their weights are fetched: whether they can be served together,
+and fit into disk and memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from smartspec_launch.hub import Repository, free_disk
+from smartspec_launch.hub_files import gguf_of
+from smartspec_py.config import IS_MODEL, ServerConfig, TorchEngineConfig
+from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.checkpoints.adapter_config import read_adapter_settings
+from smartspec_py.engines.checkpoints.gguf.folder import INDEX, model_folder, write_folder
+from smartspec_py.engines.checkpoints.supported import ModelError
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number in the files, by the dtype of config.json."""
+
+LEAST_BYTES = {"stored": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
+"""Of a weight in memory, at least, by `engine.weights`."""
+
+Repositories = Mapping[str, Repository]
+Weights = Mapping[str, list[str]]
+"""The files with weights. Both are by the keys of `engine`."""
+
+
+def check_before_fetch(config: ServerConfig, repositories: Repositories, weights: Weights) -> str:
+    """What will be fetched, and what it needs, in one line. Raises ConfigError."""
+    names = " and ".join(dict.fromkeys(str(each.name) for each in repositories.values()))
+    num_bytes = sum(
+        each.num_bytes(each.missing(weights[key])) for key, each in repositories.items()
+    )
+    place, free = free_disk()
+    if num_bytes > free:
+        raise ConfigError(
+            f"{names} needs {_gb(num_bytes)} in {place}, where {_gb(free)} are free: make room "
+            "there, or set HF_HOME to another disk"
+        )
+    line = f"Fetching {_gb(num_bytes)} to {place}, where {_gb(free)} are free"
+    if not isinstance(config.engine, TorchEngineConfig):
+        return line
+    with tempfile.TemporaryDirectory(prefix="smartspec-") as temporary:
+        needed, free = _memory(config, repositories, weights, Path(temporary))
+    if needed > free:
+        raise ConfigError(
+            f"the weights of {names} take at least {_gb(needed)} of memory, of which {_gb(free)} "
+            "are free: use a smaller model, or --weights int4"
+        )
+    return f"{line}; weights take at least {_gb(needed)} of memory, of which {_gb(free)} are free"
+
+
+def _memory(
+    config: ServerConfig, repositories: Repositories, weights: Weights, temporary: Path
+) -> tuple[int, int]:
+    """The least bytes of the weights in memory, and the bytes that are free."""
+    folders = {
+        key: model_folder(Path(path))
+        for key, path in config.engine.paths(IS_MODEL).items()
+        if key not in repositories
+    }
+    names: dict[str, str] = {}  # of the paths in messages
+    try:
+        for key, each in repositories.items():
+            folders[key], gguf = each.folder, gguf_of(weights[key])
+            if gguf:
+                start, folders[key] = temporary / f"{key}.gguf", temporary / key
+                names[str(start)] = str(each.name)
+                each.write_start(gguf, start)
+                write_folder(start, folders[key])
+            names[str(folders[key])] = str(each.name)
+        least, free = in_process(config, folders)
+    except (ModelError, ConfigError) as error:
+        text = str(error)
+        for path, name in names.items():
+            text = text.replace(path, name)
+        raise ConfigError(text) from error
+    counts = [
+        _num_weights(folders[key], each.num_bytes(weights[key]))
+        for key, each in repositories.items()
+    ]
+    return int(least * sum(counts)), free
+
+
+def in_process(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[float, int]:
+    """`check_settings` in a process that ends: the launcher would keep 230 MB for PyTorch and
+    Transformers as long as it serves."""
+    ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is this process's
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignored) as pool:
+        return pool.submit(check_settings, config, folders).result()
+
+
+def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[float, int]:
+    """The checks that need no weights. folders: those with the settings, by key.
+
+    Returns the least bytes of a weight in memory, and the free bytes of the target's device. Raises
+    ModelError or ConfigError.
+    """
+    from smartspec_py.engines.checkpoints.config import load_config
+    from smartspec_py.engines.checkpoints.pair import check_pair_settings
+    from smartspec_py.engines.local.devices import place
+    from smartspec_py.engines.runtimes.heads.eagle import is_eagle, read_config
+    from smartspec_py.engines.runtimes.machine import free_bytes
+
+    engine, limits = config.engine, config.limits
+    assert isinstance(engine, TorchEngineConfig)
+    device = place(engine).target
+    check_pair_settings(folders["model"], folders.get("draft"), limits.max_context_len)
+    if "heads" in folders and is_eagle(folders["heads"]):
+        read_config(folders["heads"], load_config(folders["model"], limits.context_len))
+    for key, folder in folders.items():
+        if key.startswith("lora."):
+            read_adapter_settings(folder)
+    weights = engine.weights
+    if weights == "auto":
+        is_rounded = device.type == "cpu" and engine.runtime != "torch"
+        weights = "int8" if is_rounded else "stored"
+    return LEAST_BYTES[weights], free_bytes(device)
+
+
+def _num_weights(folder: Path, num_bytes: int) -> int:
+    """Weights in files of so many bytes, with their settings in the folder. Of a quantised
+    checkpoint there are at least so many."""
+    if (folder / INDEX).is_file():
+        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["tensors"].values()
+        return sum(math.prod(place["shape"]) for place in places)
+    path = folder / "config.json"
+    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    dtype = document.get("dtype") or document.get("torch_dtype") or "float32"
+    return num_bytes // (1 if "quantization_config" in document else BYTES.get(dtype, 4))
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
