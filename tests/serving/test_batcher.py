@@ -159,6 +159,35 @@ def test_the_shortest_prompt_comes_first_within_a_priority() -> None:
     assert read_step(made) == [(1, 0, 32, False), (3, 0, 20, True), (4, 0, 12, False)]
 
 
+def test_a_prompt_waits_for_one_that_begins_the_same() -> None:
+    """Blocks of 4. The first two differ from token 10 on, the third has another adapter, the fourth
+    uses no tokens of others, and the fifth begins otherwise."""
+    made = Batcher(8, 6, 1000, block_len=4)
+    fields: list[dict[str, Any]] = [{}, {}, {"adapter": "one"}, {"reuses_prefix": False}, {}]
+    for number, more in enumerate(fields, start=1):
+        made.add(make_request(number, 16 - number, **more))
+    admit_all(made)
+    made.live[2].tokens[10:] = [99] * 4
+    made.live[5].tokens[0] = 99
+
+    def chunks(budget: int) -> list[tuple[int, int]]:
+        made._prefill_chunk = budget
+        found = made.prefills()
+        for chunk in found:
+            request = made.live[chunk.sequence]
+            request.num_computed_tokens += len(chunk.tokens)
+            request.has_begun = True
+        return [(chunk.sequence, len(chunk.tokens)) for chunk in found]
+
+    assert chunks(48) == [(1, 15), (5, 11), (4, 12), (3, 10)]
+    made.live[1].num_computed_tokens, made.live[1].has_begun = 3, True
+    assert chunks(6) == [(1, 3), (3, 3)], "token 4 of the second is not read yet"
+    made.live[2].num_computed_tokens = 4  # found in the cache
+    assert chunks(4) == [(1, 4)]
+    made.live[2].num_computed_tokens = 8
+    assert chunks(6) == [(1, 5), (2, 1)], "what comes next differs"
+
+
 def test_a_long_prompt_is_read_beside_any_number_of_short_ones() -> None:
     """A prompt of 4 tokens arrives at each step, and has half of the budget of 8. The oldest of 40
     has the other half: it is read in 10 steps."""

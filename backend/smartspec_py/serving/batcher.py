@@ -13,7 +13,7 @@ long one has half of the budget at last.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Prefill
@@ -35,12 +35,20 @@ class Batcher:
     requests.
     """
 
-    def __init__(self, max_batch_size: int, prefill_chunk: int, largest_chunk: int | None) -> None:
+    def __init__(
+        self,
+        max_batch_size: int,
+        prefill_chunk: int,
+        largest_chunk: int | None,
+        block_len: int = 1,
+    ) -> None:
         """prefill_chunk: prompt tokens per step. largest_chunk: most tokens of one prompt per step;
-        None if the engine takes whole prompts only."""
+        None if the engine takes whole prompts only. block_len: requests that begin alike share
+        blocks of so many tokens; with 1, they share nothing."""
         self.max_batch_size = max_batch_size
         self._prefill_chunk = prefill_chunk
         self._largest_chunk = largest_chunk
+        self._block_len = block_len
         self.waiting: list[Request] = []
         self.live: dict[SequenceId, Request] = {}
 
@@ -95,7 +103,7 @@ class Batcher:
         if left < sum(map(_num_unread, unread)):
             excess = (left + num_decode_tokens) % TILE
             left -= excess if 2 * excess < left else 0
-        return _chunks(oldest, shortest, left, self._largest_chunk)
+        return self._chunks(oldest, shortest, left, self._largest_chunk)
 
     def _whole(self, requests: Sequence[Request], left: int) -> list[Prefill]:
         """Whole prompts in this order, up to the first that does not fit into what is left of the
@@ -109,19 +117,39 @@ class Batcher:
             left -= num_tokens
         return chunks
 
+    def _chunks(
+        self, oldest: Request, shortest: Sequence[Request], left: int, largest: int
+    ) -> list[Prefill]:
+        """Half of what is left of the budget for the oldest prompt, the rest for the shortest. What
+        either does not need, the other takes. largest: most tokens of a prompt.
 
-def _chunks(oldest: Request, shortest: Sequence[Request], left: int, largest: int) -> list[Prefill]:
-    """Half of what is left of the budget for the oldest prompt, the rest for the shortest. What
-    either does not need, the other takes. largest: most tokens of a prompt."""
-    sizes: dict[SequenceId, int] = {}
-    for request, most in [(oldest, left - left // 2), *((one, left) for one in shortest)]:
-        given = sizes.get(request.sequence, 0)
-        more = min(_num_unread(request), largest) - given
-        more = min(more, most, left)
-        sizes[request.sequence] = given + more
-        left -= more
-    by_sequence = {request.sequence: request for request in shortest}
-    return [_prefill(by_sequence[sequence], num) for sequence, num in sizes.items() if num]
+        A prompt that has not begun waits while another one reads in this step what it needs next:
+        it will find that in the cache.
+        """
+        sizes: dict[SequenceId, int] = {}
+        for request, most in [(oldest, left - left // 2), *((one, left) for one in shortest)]:
+            given = sizes.get(request.sequence, 0)
+            more = min(_num_unread(request), largest) - given
+            more = min(more, most, left)
+            if not more or (not given and self._is_read_by(sizes, request)):
+                continue
+            sizes[request.sequence] = given + more
+            left -= more
+        return [_prefill(self.live[sequence], num) for sequence, num in sizes.items()]
+
+    def _is_read_by(self, sequences: Iterable[SequenceId], request: Request) -> bool:
+        """Whether one of these prompts has the next block of a request whose prefill has not begun,
+        and has not read it yet."""
+        end = request.num_computed_tokens + self._block_len
+        if self._block_len == 1 or request.has_begun or not request.reuses_prefix:
+            return False
+        head = request.tokens[:end]
+        return end < request.num_prompt and any(
+            other.num_computed_tokens < end <= other.num_prompt
+            and other.adapter == request.adapter
+            and other.tokens[:end] == head
+            for other in map(self.live.__getitem__, sequences)
+        )
 
 
 def _prefill(request: Request, num_tokens: int) -> Prefill:

@@ -86,7 +86,10 @@ class StepLoop:
         self._post = self._outbox.append
         self._clock = clock
         self._batcher = Batcher(
-            capabilities.max_sequences, prefill_chunk, capabilities.max_prefill_tokens
+            capabilities.max_sequences,
+            prefill_chunk,
+            capabilities.max_prefill_tokens,
+            capabilities.block_len,
         )
         self._speculation = Speculation(proposers)
         self.scheduler = Scheduler(
