@@ -49,17 +49,19 @@ class AttentionGroup:
     """Rows whose attention is computed in one call.
 
     tokens: where the group's tokens are in the packed row.
-    rows: the cache rows that are read: all from one to another, or these.
+    rows: the cache rows that are read.
     mask: bool [rows, 1, width, context_len], True where the query sees the key. width and
         context_len: query tokens per row and keys per row, both after padding.
     places: [tokens] index of each token among the rows * width padded ones; None if the group needs
         no padding.
+    picked: the index of each row that is needed among `rows`; None if all are.
     """
 
     tokens: slice
-    rows: slice | Sequence[int]
+    rows: slice
     mask: torch.Tensor
     places: torch.Tensor | None = None
+    picked: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +222,10 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
             hide_other_branches(mask[rows.index(item.row), 0], item)
     return AttentionGroup(
         slice(first, first + len(places)),
-        rows if is_spread else slice(rows[0], rows[-1] + 1),
+        slice(rows[0], rows[-1] + 1),
         mask,
         None if is_rectangular else torch.tensor(places, device=device),
+        torch.tensor(rows, device=device) - rows[0] if is_spread else None,
     )
 
 
@@ -365,6 +368,8 @@ class PassAttention:
         queries, window, parts = queries.to(self._dtype), scores.window, []
         for group, read, masks in self._calls:
             keys, values = read[layer]
+            if group.picked is not None:  # copies, so only now, when the keys of the pass are there
+                keys, values = keys[group.picked], values[group.picked]
             if window not in masks:
                 num_shared = queries.shape[1] // keys.shape[1]
                 masks[window] = additive_mask(group, num_shared, self._dtype, window)
