@@ -133,6 +133,11 @@ class TorchEngineConfig(EngineConfig):
     float32. u8 rounds them to 8 bits, each head of a token with one scale, for target, draft model
     and EAGLE-3 head. It takes about half the memory of bfloat16, and changes texts a little. It
     needs OpenVINO."""
+    long_prompt: Annotated[int | None, Field(ge=1, le=1_000_000)] = 1024
+    """from this prompt length on, OpenVINO attends all tokens of a request together: drafts after
+    long contexts take less time, and the next turn of a chat finds the generated text in the cache.
+    A token without drafts takes longer, up to twice as long with many such requests at once. null:
+    never."""
     device: str = "auto"
     """cpu, cuda or cuda:N. auto uses CUDA if there is a GPU."""
     draft_device: str | None = None

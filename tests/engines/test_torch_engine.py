@@ -310,9 +310,9 @@ def test_timed_passes_write_the_memory_that_they_read(kv_cache: str) -> None:
     tensors = [tensor.data for tensor in runner.cache.tensors.values()]
     for data in tensors:
         data[:] = 1
-    runner.time_pass(2, 1, 40)  # of the three blocks of 32 tokens of each row, it reads two
+    runner.time_pass(2, 1, 40)  # of the four blocks of 32 tokens of each row, it reads two
     for data in tensors:
-        assert [bool(block.any()) for block in data[[0, 2, 3, 5]]] == [False, True, False, True]
+        assert [bool(block.any()) for block in data[[0, 2, 4, 6]]] == [False, True, False, True]
     runner.release()
     assert not any(data.any() for data in tensors)
     for data in tensors:

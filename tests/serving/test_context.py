@@ -61,6 +61,8 @@ def test_half_of_the_memory_that_is_left(
         ({"cache_bytes": TOKEN_BYTES * 5000}, 2048, TOKEN_BYTES * 5000),
         ({"cache_bytes": TOKEN_BYTES * 5000, "max_context_len": 700}, 700, TOKEN_BYTES * 5000),
         ({"cache_bytes": TOKEN_BYTES * 100}, 100, TOKEN_BYTES * 100),
+        ({"max_context_len": 32_768}, 2000, TOKEN_BYTES * 2000),
+        ({"max_context_len": 1900}, 1900, TOKEN_BYTES * 2000),
     ],
 )
 def test_one_text_may_use_all_blocks(

@@ -3,15 +3,16 @@
 A block holds the keys and values of `block_len` tokens. A sequence has a table of blocks and takes
 another one when its text needs it, so memory belongs to whoever needs it.
 
-Blocks whose tokens were read as a prompt stand in a tree: a node is a block, and its parent is the
+Blocks whose tokens may be shared stand in a tree: a node is a block, and its parent is the
 block before it in the text. A new sequence that begins with the same tokens uses the same blocks,
 also while others use them. Only its last block is a copy, if a part of it is common. When nobody
 uses a block any more, it stays in the tree until its memory is needed. Then the one that was used
 longest ago goes first, and those behind it in a text before it.
 
-Only keys of the same LoRA adapter are shared. Only what was read as a prompt is shared: generated
-tokens are attended otherwise (`openvino.runner`), so their keys differ in the last bits from those
-of the same tokens in the prompt of a next turn. The text must not depend on what is cached.
+Only keys of the same LoRA adapter are shared. Of a sequence with a short prompt, only what was read
+as the prompt is shared: its generated tokens are attended otherwise (`openvino.runner`), so their
+keys differ in the last bits from those of the same tokens in the prompt of a next turn. The text
+must not depend on what is cached.
 
 A store of rows is the same with blocks as long as the longest text: then a sequence has one block,
 and what is common is always copied.
@@ -67,7 +68,7 @@ class Table:
     """The blocks of a sequence.
 
     row: a number below `num_rows` that no other sequence has. tokens: of the sequence, a list that
-    only grows; the first num_prompt are its prompt; empty if its keys are not to be shared.
+    only grows; keys of the first num_shared may be shared; empty if none may.
     num_reused: how many of them may come from other sequences. num_cached: how many of them the
     blocks hold. nodes: of its first blocks, those in the tree.
     """
@@ -75,7 +76,7 @@ class Table:
     row: int
     blocks: NDArray[np.int32]
     tokens: Sequence[int]
-    num_prompt: int
+    num_shared: int
     adapter: str
     num_reused: int = 0
     num_blocks: int = 0
@@ -160,17 +161,17 @@ class BlockPool:
         self,
         sequence: SequenceId,
         tokens: Sequence[int],
-        num_prompt: int,
+        num_shared: int,
         reuses_prefix: bool = True,
         adapter: str = "",
         num_again: int = 0,
     ) -> Table:
-        """A table for a sequence with these tokens. It begins with the longest cached prefix of its
-        prompt, except for the last token, and for num_again tokens before it. From now on, the
-        caller may only append to `tokens`."""
+        """A table for a sequence with these tokens. It begins with the longest cached prefix of the
+        first num_shared, except for the last token, and for num_again tokens before it. From now
+        on, the caller may only append to `tokens`."""
         assert sequence not in self.tables, f"sequence {sequence} already has a table"
         blocks = np.zeros(self._per_table, np.int32)
-        table = Table(-1, blocks, tokens, num_prompt, adapter, num_prompt if reuses_prefix else 0)
+        table = Table(-1, blocks, tokens, num_shared, adapter, num_shared if reuses_prefix else 0)
         nodes, partial, num = self._find(table)
         self._begin(table, nodes, partial, max(0, num - num_again))
         table.row = int(blocks[0]) if self._per_table == 1 else heappop(self._rows)
@@ -219,7 +220,7 @@ class BlockPool:
         table.num_cached = min(table.num_cached, num_tokens)
 
     def release(self, sequence: SequenceId) -> None:
-        """The sequence ends. What was read as its prompt stays in the tree."""
+        """The sequence ends. What may be shared stays in the tree."""
         table = self.tables.pop(sequence)
         self._publish(table)
         self._drop_blocks(table)
@@ -300,9 +301,9 @@ class BlockPool:
             self.extend(table, self.first + 1)
 
     def _publish(self, table: Table) -> None:
-        """Put the blocks into the tree that were read as a prompt since the last time."""
+        """Put the blocks into the tree that have been filled since the last time."""
         length, nodes = self.block_len, table.nodes
-        num = min(table.num_cached, table.num_prompt, len(table.tokens)) - self.first
+        num = min(table.num_cached, table.num_shared, len(table.tokens)) - self.first
         if nodes and len(nodes[-1].tokens) < min(length, num - (len(nodes) - 1) * length):
             self._lose(nodes.pop())  # its block is published again, with more tokens
         while len(nodes) * length < num:

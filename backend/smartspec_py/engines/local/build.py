@@ -72,6 +72,10 @@ MAX_PROFILED_CONTEXT, MAX_PROFILED_BYTES = 512, 1 << 30
 keys and values of all rows, which take a second to write. Longer contexts are extrapolated."""
 
 
+MAX_PROFILED_LONG = 4096
+"""The same for one row with a long prompt."""
+
+
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     """Load target and draft model, and measure their cost. Raises ConfigError with the key's name.
 
@@ -213,8 +217,17 @@ def _target(setup: _Setup) -> TorchTarget:
             cache_bytes=int(run_config.cache_bytes),
         )
     return TorchTarget(
-        runner, capabilities, reuses_prefixes=limits.reuse_prefixes, memory=setup.memory
+        runner,
+        capabilities,
+        reuses_prefixes=limits.reuse_prefixes,
+        memory=setup.memory,
+        long_prompt=_long_prompt(setup, runner),
     )
+
+
+def _long_prompt(setup: _Setup, runner: Runner) -> int | None:
+    """`config.TorchEngineConfig.long_prompt`; None without OpenVINO."""
+    return None if runner.runtime == PYTORCH else setup.config.long_prompt
 
 
 def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
@@ -303,7 +316,7 @@ def _measured(
         ),
     ]
     has_trees = bool(setup.eagle or setup.medusa) and _verifies_trees(setup, runner)
-    shape = _shape(limits, runner.bytes_per_token, has_trees=has_trees)
+    shape = _shape(limits, runner.bytes_per_token, has_trees, _long_prompt(setup, runner))
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(
         target, drafter, shape, folder=cache, identity=identity, budget_s=limits.profile_s
@@ -380,8 +393,15 @@ def _sized(
     return limits, num_bytes if is_blocks else math.inf
 
 
-def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool = False) -> ProfileShape:
+def _shape(
+    limits: LimitsConfig,
+    bytes_per_token: int,
+    has_trees: bool = False,
+    long_prompt: int | None = None,
+) -> ProfileShape:
     fitting = MAX_PROFILED_BYTES // (limits.max_sequences * bytes_per_token)
+    timed_long = min(limits.context_len // 2, MAX_PROFILED_LONG)
+    has_long = long_prompt is not None and timed_long >= long_prompt
     return ProfileShape(
         max_sequences=limits.max_sequences,
         max_draft_len=limits.max_draft_len,
@@ -390,4 +410,6 @@ def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool = False) 
         # Longer ones change no cost. The served context depends on the memory that is free.
         max_prompt=min(limits.context_len, PROMPT_GRID[-1]),
         max_nodes=MAX_NODES if has_trees else 0,
+        long_context=long_prompt if has_long and long_prompt else 0,
+        timed_long=timed_long if has_long else 0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -39,11 +40,13 @@ class CachedModel(Generic[S]):
         """memory: of this cache and of others; None if it is reserved at the start."""
         self.runner = runner
         store = runner.cache
+        has_blocks = store.block_len < runner.config.max_len
+        self._num_spare = int(has_blocks)  # for a dummy token, see `openvino.runner`
         self.pool = BlockPool(
             store.num_blocks,
             store.block_len,
             num_rows,
-            max_len=runner.config.max_len,
+            max_len=runner.config.max_len + self._num_spare,
             copy=store.copy_block,
             block_bytes=runner.bytes_per_token * store.block_len,
             memory=memory,
@@ -68,18 +71,26 @@ class CachedModel(Generic[S]):
         self._sequences.clear()
 
     def _allocate(
-        self, start: SequenceStart | DraftTask, tokens: Sequence[int], num_again: int = 0
+        self,
+        start: SequenceStart | DraftTask,
+        tokens: Sequence[int],
+        num_again: int = 0,
+        shares_all: bool = False,
     ) -> Table:
-        """See `BlockPool.allocate`. From now on, the caller may only append to `tokens`."""
+        """See `BlockPool.allocate`. From now on, the caller may only append to `tokens`.
+
+        shares_all: whether keys of generated tokens may be shared, and not only of the prompt.
+        """
+        num_shared = sys.maxsize if shares_all else start.num_prompt
         return self.pool.allocate(
-            start.sequence, tokens, start.num_prompt, start.reuses_prefix, start.adapter, num_again
+            start.sequence, tokens, num_shared, start.reuses_prefix, start.adapter, num_again
         )
 
     def _row_input(
         self, table: Table, position: int, tokens: Sequence[int], num_logits: int, **more: Any
     ) -> RowInput:
         """New tokens of a sequence, which gets the blocks for them."""
-        self.pool.extend(table, position + len(tokens))
+        self.pool.extend(table, position + len(tokens) + self._num_spare)
         return RowInput(table.row, position, tokens, num_logits, blocks=table.used, **more)
 
     def _free(self, sequence: SequenceId) -> None:

@@ -83,14 +83,17 @@ def choose_cache(
                 f"engine.json: limits.cache_bytes: {share} is too small, must be at least "
                 f"{LEAST * num_rows * each} for these models"
             )
-        on_device -= on_device % STEP if on_device > STEP else 0
         if not text or on_device < fitting:
             fitting, num_bytes = on_device, share
             text = f"{share / 2**30:.1f} GiB for keys and values"
             if not limits.cache_bytes:
                 text += f", {CACHE_SHARE:.0%} of what the weights leave free"
-    if limits.max_context_len is not None:
-        return CacheSize(limits.max_context_len, "limits.max_context_len", num_bytes)
+    if (asked := limits.max_context_len) is not None:
+        if asked <= fitting or not has_blocks:
+            return CacheSize(asked, "limits.max_context_len", num_bytes)
+        reason = f"limits.max_context_len is {asked}; one text in {text}"
+        return CacheSize(fitting, reason, num_bytes)
+    fitting -= fitting % STEP if fitting > STEP else 0
     reach = getattr(configs[0], "max_position_embeddings", None)
     name = models[0][0].name if reach else ""
     reach = reach or DEFAULT_CONTEXT_LEN

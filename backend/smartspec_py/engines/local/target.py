@@ -7,6 +7,7 @@ For each sequence it returns the accepted drafts and one more token.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -45,10 +46,12 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _TargetSequence(CachedSequence):
     """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the table
-    holds all of them but the last. adapter: see `RowInput`. host_time: see `SequenceStart`."""
+    holds all of them but the last. is_long: whether all its tokens are attended together. adapter:
+    see `RowInput`. host_time: see `SequenceStart`."""
 
     tokens: list[int]
     num_prompt: int
+    is_long: bool
     sampling: SamplingParams
     adapter: int
     host_time: HostTime
@@ -57,14 +60,12 @@ class _TargetSequence(CachedSequence):
 @dataclass(frozen=True, slots=True)
 class _Item:
     """One work item as a row of the pass. request: what to draw; None inside a prompt. scored: the
-    known tokens of a prompt that follow its first logits, if their log-probabilities are wanted.
-    num_again: leading tokens of the row that were read before."""
+    known tokens of a prompt that follow its first logits, if their log-probabilities are wanted."""
 
     sequence: SequenceId
     row_input: RowInput
     request: VerifyRequest | None
     scored: Sequence[int] = ()
-    num_again: int = 0
 
 
 class TorchTarget(CachedModel[_TargetSequence]):
@@ -77,7 +78,11 @@ class TorchTarget(CachedModel[_TargetSequence]):
         *,
         reuses_prefixes: bool = True,
         memory: Memory | None = None,
+        long_prompt: int | None = None,
     ) -> None:
+        """long_prompt: sequences whose prompts have at least so many tokens are attended together,
+        as `config.TorchEngineConfig.long_prompt` says; None if there are none."""
+        self._long_prompt = math.inf if long_prompt is None else long_prompt
         most = capabilities.max_sequences
         super().__init__(runner, most, reuses_prefixes=reuses_prefixes, memory=memory)
         self._capabilities = capabilities
@@ -98,13 +103,15 @@ class TorchTarget(CachedModel[_TargetSequence]):
         if history is not None:
             history.extend(known)
         adapter = self.runner.config.adapters.index(start.adapter)
+        is_long = num_prompt >= self._long_prompt
         # The last that can fail: a table has an owner.
-        table = self._allocate(start, known, self._num_again)
+        table = self._allocate(start, known, num_again=self._num_again, shares_all=is_long)
         self._sequences[sequence] = _TargetSequence(
             table,
             history,
             tokens=known,
             num_prompt=num_prompt,
+            is_long=is_long,
             sampling=sampling,
             adapter=adapter,
             host_time=start.host_time or HostTime(),
@@ -192,16 +199,16 @@ class TorchTarget(CachedModel[_TargetSequence]):
             scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
             num_logits = len(scored) + int(work.is_last)
             num_prompt = max(0, min(len(work.tokens), state.num_prompt - work.start))
-            # A single token of a prompt is read together with the one before it: see
-            # `openvino.runner`. Token 0 sees itself only, so any kernel gives the same.
-            num_again = int(num_prompt == 1 and work.start > 0)
-            first = work.start - num_again
-            known, num_prompt = state.tokens[first:end], num_prompt + num_again
             read = self._row_input(
-                table, first, known, num_logits, num_prompt=num_prompt, adapter=state.adapter
+                table,
+                work.start,
+                work.tokens,
+                num_logits,
+                num_prompt=len(work.tokens) if state.is_long else num_prompt,
+                adapter=state.adapter,
             )
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
-            return _Item(work.sequence, read, request, scored=scored, num_again=num_again)
+            return _Item(work.sequence, read, request, scored=scored)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
         drafts, device = verified.drafts, self.runner.config.device
         # The draft model may have its own device.
@@ -213,7 +220,15 @@ class TorchTarget(CachedModel[_TargetSequence]):
             drafts, on_device = tuple(on_device.tolist()), None
         tokens, parents = (state.tokens[-1], *drafts), verified.parents
         first, num = table.num_cached, len(tokens)
-        read = self._row_input(table, first, tokens, num, parents=parents, adapter=state.adapter)
+        read = self._row_input(
+            table,
+            first,
+            tokens,
+            num,
+            num_prompt=num if state.is_long else 0,
+            parents=parents,
+            adapter=state.adapter,
+        )
         request = VerifyRequest(
             sampling, first + 1, state.history, drafts, probs, parents, on_device
         )
@@ -343,5 +358,4 @@ def _reported(
         if item.request.parents:
             return states[list(result.rows)]
         return states[: result.num_accepted + 1]
-    num_new = min(len(states), len(item.row_input.tokens) - item.num_again)
-    return states[len(states) - num_new :] if num_new else None
+    return states if len(states) else None
