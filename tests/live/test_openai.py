@@ -48,7 +48,7 @@ def test_the_text_is_that_of_triton(torch_server: TritonServer, client: openai.O
         stream = client.chat.completions.create(
             model=MODEL_NAME, messages=MESSAGES, max_tokens=24, stream=True, **sampling
         )
-        streamed = "".join(chunk.choices[0].delta.content for chunk in stream)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         assert completion.choices[0].text == expected["text_output"]
         assert chat.choices[0].message.content == expected["text_output"]
         assert streamed == expected["text_output"]

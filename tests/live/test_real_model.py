@@ -48,7 +48,7 @@ def test_it_answers_and_ends(client: openai.OpenAI) -> None:
     assert "Paris" in choice.message.content
     assert choice.finish_reason == "stop"
     stream = answer(client, [FRANCE], stream=True)
-    assert "".join(one.choices[0].delta.content for one in stream) == choice.message.content
+    assert "".join(one.choices[0].delta.content or "" for one in stream) == choice.message.content
 
 
 def test_it_reads_the_turns_before(client: openai.OpenAI) -> None:

@@ -86,6 +86,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "completion_tokens": 6,
         "total_tokens": 28,
         "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert answer["metrics"] == {"speculative_decoding": {}}
 

@@ -99,6 +99,7 @@ def test_a_text_becomes_a_message(prompts: Prompts) -> None:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 5,
         "output_tokens": 3,
+        "output_tokens_details": {"thinking_tokens": 0},
     }
     assert found.metrics == {"speculative_decoding": {}}
 

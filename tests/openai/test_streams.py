@@ -298,10 +298,33 @@ def test_numbers_and_ids_of_a_response(prompts: Prompts, name: str) -> None:
     ] * 2
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "detail"),
+    [
+        (CHAT, "completion_tokens_details", "reasoning_tokens"),
+        (RESPONSES, "output_tokens_details", "reasoning_tokens"),
+        (MESSAGES, "output_tokens_details", "thinking_tokens"),
+    ],
+)
+def test_usage_counts_reasoning(prompts: Prompts, path: str, name: str, detail: str) -> None:
+    counts = []
+    for model in ("text", "thought"):
+        found = [event.get("response", event).get("usage") for event in case(prompts, path, model)]
+        counts += [usage[name][detail] for usage in found if usage and name in usage]
+    assert counts == [0, len(prompts.encode("I see.", add_special_tokens=False))]
+
+
 def test_usage_of_a_message(prompts: Prompts) -> None:
     """At the start all tokens of the prompt, at the end the counts of the whole message."""
     first, *_, last, _ = stream(prompts, Echo(), MESSAGES)
     begin, end = first["message"]["usage"], last["usage"]
-    assert begin.keys() == end.keys()
+    assert end.keys() - begin.keys() == {"output_tokens_details"}
     assert (end["cache_read_input_tokens"], end["output_tokens"]) == (5, 3)
     assert begin["input_tokens"] == end["input_tokens"] + 5
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_text_that_is_held_back_sends_nothing(prompts: Prompts, path: str) -> None:
+    """A chat has no empty chunk for it, as the others have no event."""
+    short, long = text_with("<tool_call>", CALL[11:]), text_with(*CALL)
+    assert len(stream(prompts, short, path)) == len(stream(prompts, long, path))

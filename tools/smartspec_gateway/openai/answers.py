@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from smartspec_gateway.openai.choices import Choice, Wanted
+from smartspec_gateway.openai.choices import Choice, Prepared
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import LogProbs, OfChat, OfText, TokenBytes
 from smartspec_gateway.openai.model import Piece
-from smartspec_gateway.openai.writer import DONE, Event, Writer, new_id
+from smartspec_gateway.openai.writer import DONE, Count, Event, Writer, new_id
 
 
 class AnswerWriter(Writer):
@@ -24,31 +24,22 @@ class AnswerWriter(Writer):
 
     after_last = DONE
 
-    def __init__(
-        self,
-        asked: Wanted,
-        model: str,
-        num_tokens: Sequence[int],
-        echoes: Sequence[tuple[str, int | None]],
-        token_bytes: TokenBytes,
-        is_in_reasoning: bool | None = None,
-    ) -> None:
-        """num_tokens: by prompt. echoes: by prompt, its text and its first token if it has
-        log-probabilities; or empty. is_in_reasoning: None if the model has no reasoning blocks.
-        Choice i belongs to prompt i // asked.n."""
+    def __init__(self, found: Prepared, token_bytes: TokenBytes, count: Count) -> None:
+        """token_bytes: of a token in the middle of a text. Choice i belongs to prompt i // n."""
+        asked = found.wanted
         self._asked, self._token_bytes = asked, token_bytes
         choices = [
-            Choice.of(asked, is_in_reasoning, echo, self._log_probs(first))
-            for echo, first in (echoes or [("", None)] * len(num_tokens))
+            Choice.of(asked, found.is_in_reasoning, echo, self._log_probs(first))
+            for echo, first in (found.echoes or [("", None)] * len(found.num_prompt))
             for _ in range(asked.n)
         ]
-        super().__init__(choices, sum(num_tokens), asked.n)
+        super().__init__(found, choices, count)
         kind = "chat.completion" if asked.is_chat else "text_completion"
         self._head = {
             "id": new_id("chatcmpl-" if asked.is_chat else "cmpl-"),
             "object": kind,
             "created": int(time.time()),
-            "model": model,
+            "model": found.model,
         }
         chunk = self._head | {"object": f"{kind}.chunk" if asked.is_chat else kind}
         self._chunk_head = f"data: {json.dumps(chunk)[:-1]}, "
@@ -69,7 +60,7 @@ class AnswerWriter(Writer):
         choices = [
             {"index": number, **self._whole(choice)} for number, choice in enumerate(self._choices)
         ]
-        return {**self._head, "choices": choices, **self._totals()}
+        return {**self._head, "choices": choices, **await self._totals()}
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         if not self._asked.is_chat:
@@ -106,7 +97,7 @@ class AnswerWriter(Writer):
         if chunks and self._asked.shows_steps:
             chunks[-1]["speculation"] = self._step(piece)
         for chunk in chunks:
-            yield {"choices": [{"index": number, **chunk}], **self._counts()}
+            yield {"choices": [{"index": number, **chunk}], **self._usage_so_far()}
 
     def _beginning(self, event: Event) -> str:
         """What all chunks have is made once."""
@@ -137,19 +128,19 @@ class AnswerWriter(Writer):
     async def _last_events(self) -> list[Event]:
         """The token counts and statistics, if they are wanted."""
         is_wanted = self._asked.includes_usage or self._metrics
-        return [{"choices": [], **self._totals()}] if is_wanted else []
+        return [{"choices": [], **await self._totals()}] if is_wanted else []
 
     def _failed(self, error: ApiError) -> list[Event]:
         return [error.body]
 
-    def _counts(self) -> dict[str, Any]:
+    def _usage_so_far(self) -> dict[str, Any]:
         """As far as a chunk has them. Where only the last one does, the others have null."""
         if self._asked.streams_usage:
-            return {"usage": self._usage("prompt", "completion")}
+            return {"usage": self._counts("prompt", "completion")}
         return {"usage": None} if self._asked.includes_usage else {}
 
-    def _totals(self) -> dict[str, Any]:
-        return {"usage": self._usage("prompt", "completion"), **self._statistics()}
+    async def _totals(self) -> dict[str, Any]:
+        return {"usage": await self._usage("prompt", "completion"), **self._statistics()}
 
     def _log_probs(self, first: int | None) -> LogProbs | None:
         if self._asked.num_top_log_probs is None:

@@ -92,11 +92,11 @@ def create_app(
 
     @app.post("/v1/responses", dependencies=keyed, openapi_extra=body_schema(ResponsesRequest))
     async def respond(request: Request) -> Response:
-        return await endpoint.respond(request)
+        return await endpoint.generate(request, "respond")
 
     @app.post(MESSAGES, dependencies=keyed, openapi_extra=body_schema(MessagesRequest))
     async def message(request: Request) -> Response:
-        return await endpoint.message(request)
+        return await endpoint.generate(request, "message")
 
     counted = body_schema(MessagesPrompt)
 

@@ -1,8 +1,8 @@
-"""A choice: what a request wants of an answer, and what was generated of it so far."""
+"""What a request wants of its answer, and what was generated of a choice so far."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -11,7 +11,7 @@ from smartspec_gateway.openai.call_grammar import CallFormat
 from smartspec_gateway.openai.calls import Tools
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.logprobs import LogProbs
-from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.model import Fields, Piece
 from smartspec_gateway.openai.reasoning import ReasoningParser
 from smartspec_gateway.openai.schema import Generation
 from smartspec_gateway.openai.tools import ForcedCallParser, Found, ToolParser
@@ -56,6 +56,34 @@ class Wanted:
         )
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt. echoes:
+    by prompt, its text and its first token if it has log-probabilities; or empty. is_in_reasoning:
+    None if the model has no reasoning blocks. head, stop_words: for the writers of `responses` and
+    `messages`. ignored: unknown fields. max_tokens: if it is less than was asked for."""
+
+    choices: list[Fields]
+    wanted: Wanted
+    model: str
+    num_prompt: list[int]
+    guide_field: str
+    stream: bool
+    is_in_reasoning: bool | None = None
+    echoes: Sequence[tuple[str, int | None]] = ()
+    head: Mapping[str, Any] | None = None
+    stop_words: Sequence[str] = ()
+    ignored: Sequence[str] = ()
+    max_tokens: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What of the request had no effect."""
+        found = {"x-ignored-fields": ", ".join(self.ignored)} if self.ignored else {}
+        limit = {} if self.max_tokens is None else {"x-max-tokens": str(self.max_tokens)}
+        return found | limit
+
+
 @dataclass
 class Choice:
     """A choice so far, and what is new since the last `take`."""
@@ -66,6 +94,9 @@ class Choice:
     echo: str = ""
     log_probs: LogProbs | None = None
     finish_reason: str | None = None
+    reasoning: str = ""
+    """All of it."""
+
     new_text: str = ""
     new_reasoning: str = ""
     new_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -106,6 +137,7 @@ class Choice:
         if self.reasoning_parser is not None:
             reasoning, text = self.reasoning_parser.feed(text, bool(piece.finish_reason))
             self.new_reasoning += reasoning
+            self.reasoning += reasoning
         found = Found(text) if self.parser is None else self.parser.feed(text)
         if piece.finish_reason:
             if self.parser is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,23 +15,31 @@ from fastapi.responses import StreamingResponse
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Refused
 from smartspec_gateway.openai.answers import AnswerWriter
-from smartspec_gateway.openai.choices import Choice
+from smartspec_gateway.openai.choices import Prepared
 from smartspec_gateway.openai.errors import ApiError, renamed
 from smartspec_gateway.openai.json_parts import json_bytes_response, json_response
+from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.messages import MessageWriter
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Prepared, Requests, Settings
+from smartspec_gateway.openai.requests import Requests, Settings
 from smartspec_gateway.openai.responses import ResponseWriter
 from smartspec_gateway.openai.validation import check_type
-from smartspec_gateway.openai.writer import Writer
+from smartspec_gateway.openai.writer import Count, Writer
 from smartspec_gateway.workers import Workers
 
 logger = logging.getLogger("smartspec_gateway.openai")
 
 MAX_LOGGED = 256
 """Unknown fields that are logged."""
+
+
+WRITERS: dict[str, Callable[[Prepared, TokenBytes, Count], Writer]] = {
+    "respond": ResponseWriter,
+    "message": MessageWriter,
+}
+"""By the kind of work of a request. The others are chats and completions."""
 
 
 class Endpoint:
@@ -77,56 +85,12 @@ class Endpoint:
         return json_bytes_response(await self.prepared(request, kind))
 
     async def generate(self, request: Request, kind: str) -> Response:
-        """All choices of a chat or a completion, streamed or not."""
+        """An answer, streamed or not. Errors up to the first piece have a status. Later ones are
+        events."""
         found: Prepared = await self.prepared(request, kind)
-        writer = AnswerWriter(
-            found.wanted,
-            found.model,
-            found.num_prompt,
-            found.echoes,
-            self.prompts.token_bytes,
-            found.is_in_reasoning,
-        )
-        return await self._write(request, found, writer)
-
-    async def respond(self, request: Request) -> Response:
-        found: Prepared = await self.prepared(request, "respond")
-        assert found.head is not None
-        (num_prompt,) = found.num_prompt
-        writer = ResponseWriter(found.head, num_prompt, self._choice(found), self._num_tokens)
-        return await self._write(request, found, writer)
-
-    async def message(self, request: Request) -> Response:
-        found: Prepared = await self.prepared(request, "message")
-        (num_prompt,) = found.num_prompt
-        writer = MessageWriter(
-            found.model,
-            found.stop_words,
-            num_prompt,
-            self._choice(found),
-            self.prompts.token_bytes,
-        )
-        return await self._write(request, found, writer)
-
-    def _log(self, path: str, ignored: Sequence[str]) -> None:
-        """Once per field."""
-        for name in ignored:
-            if name not in self._logged and len(self._logged) < MAX_LOGGED:
-                self._logged.add(name)
-                logger.warning("%s: the field %s is unknown and has no effect", path, name)
-
-    def _choice(self, found: Prepared) -> Choice:
-        return Choice.of(found.wanted, found.is_in_reasoning)
-
-    async def _num_tokens(self, text: str) -> int:
-        """Of generated text."""
-        num: int = await self._workers.run(self.requests.work, "num_tokens", text.encode())
-        return num
-
-    async def _write(self, request: Request, found: Prepared, writer: Writer) -> Response:
-        """Generate an answer, streamed or not. Errors up to the first piece have a status. Later
-        ones are events."""
         self._log(request.url.path, found.ignored)
+        of_api = WRITERS.get(kind, AnswerWriter)
+        writer = of_api(found, self.prompts.token_bytes, self._num_tokens)
         pieces = pieces_of(self.model, found.choices, found.guide_field)
         with renamed(writer.names):
             if not found.stream:
@@ -135,6 +99,18 @@ class Endpoint:
             first = await until_gone(request.receive, anext(pieces))
         shown = writer.events(pieces, first)
         return _told(found, StreamingResponse(shown, media_type="text/event-stream"))
+
+    def _log(self, path: str, ignored: Sequence[str]) -> None:
+        """Once per field."""
+        for name in ignored:
+            if name not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(name)
+                logger.warning("%s: the field %s is unknown and has no effect", path, name)
+
+    async def _num_tokens(self, text: str) -> int:
+        """Of generated text."""
+        num: int = await self._workers.run(self.requests.work, "num_tokens", text.encode())
+        return num
 
 
 def _told(found: Prepared, response: Response) -> Response:

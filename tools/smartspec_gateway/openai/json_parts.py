@@ -57,7 +57,8 @@ async def sliced(shown: Iterable[str]) -> AsyncIterator[str]:
             waiting, size = [], 0
         waiting.append(each)
         size += len(each)
-    yield "".join(waiting)
+    if size:
+        yield "".join(waiting)
 
 
 async def json_response(document: Any) -> Response:

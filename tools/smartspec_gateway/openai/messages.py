@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from smartspec_gateway.openai.calls import new_call
 from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
-from smartspec_gateway.openai.choices import Choice
+from smartspec_gateway.openai.choices import Choice, Prepared
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.messages_schema import (
@@ -33,7 +33,7 @@ from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import Event, Item, ItemWriter, new_id
+from smartspec_gateway.openai.writer import Count, Event, Item, ItemWriter, new_id
 
 SAME = Sampling.model_fields.keys() | {"max_tokens", "return_spec_metrics"}
 """Fields that chats have with the same meaning."""
@@ -247,18 +247,11 @@ class MessageWriter(ItemWriter):
     item_type = Block
     has_empty_text = False
 
-    def __init__(
-        self,
-        model: str,
-        stop_words: Sequence[str],
-        num_prompt: int,
-        choice: Choice,
-        token_bytes: TokenBytes,
-    ) -> None:
-        """num_prompt: tokens. token_bytes: of a token in the middle of a text."""
-        super().__init__(choice, num_prompt)
-        self._model, self._id = model, new_id("msg_")
-        self._stops = StopFinder(stop_words, token_bytes)
+    def __init__(self, found: Prepared, token_bytes: TokenBytes, count: Count) -> None:
+        """token_bytes: of a token in the middle of a text."""
+        super().__init__(found, count)
+        self._model, self._id = found.model, new_id("msg_")
+        self._stops = StopFinder(found.stop_words, token_bytes)
 
     def _first_events(self) -> Iterator[Event]:
         yield {"type": "message_start", "message": self._message()}
@@ -268,17 +261,11 @@ class MessageWriter(ItemWriter):
         return super()._add(number, piece)
 
     async def _last_events(self) -> list[Event]:
-        delta = self._stopped()
-        last = {
-            "type": "message_delta",
-            "delta": delta,
-            "usage": self._counts(),
-            **self._statistics(),
-        }
+        last = {"type": "message_delta", "delta": self._stopped(), **await self._totals()}
         return [last, {"type": "message_stop"}]
 
     async def _document(self) -> dict[str, Any]:
-        return {**self._message(), **self._stopped(), **self._statistics()}
+        return {**self._message(), **self._stopped(), **await self._totals()}
 
     def _failed(self, error: ApiError) -> Iterator[Event]:
         yield error.messages_body
@@ -292,7 +279,7 @@ class MessageWriter(ItemWriter):
             "content": [*self._items],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self._counts(),
+            "usage": self._tokens(),
         }
 
     def _stopped(self) -> dict[str, Any]:
@@ -303,7 +290,12 @@ class MessageWriter(ItemWriter):
             "stop_sequence": word,
         }
 
-    def _counts(self) -> dict[str, Any]:
+    async def _totals(self) -> dict[str, Any]:
+        details = {"thinking_tokens": await self._num_reasoning()}
+        usage = {**self._tokens(), "output_tokens_details": details}
+        return {"usage": usage, **self._statistics()}
+
+    def _tokens(self) -> dict[str, Any]:
         """`input_tokens` are those that were not cached; until the end, all count as such."""
         return {
             "input_tokens": self._num_prompt - self._num_cached,

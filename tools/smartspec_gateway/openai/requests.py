@@ -7,7 +7,7 @@ have no text of the request but what the answer has.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from smartspec_gateway.openai.chat_schema import (
     TokenizeRequest,
     ToolChoice,
 )
-from smartspec_gateway.openai.choices import Wanted
+from smartspec_gateway.openai.choices import Prepared, Wanted
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong, renamed
 from smartspec_gateway.openai.guides import behind_reasoning
 from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
@@ -58,33 +58,6 @@ class Settings:
     def names(self) -> tuple[str, ...]:
         """The values of `model`."""
         return (self.name, *self.adapters)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt. echoes,
-    is_in_reasoning: see `AnswerWriter`. head, stop_words: for the writers of `responses` and
-    `messages`. ignored: unknown fields. max_tokens: if it is less than was asked for."""
-
-    choices: list[Fields]
-    wanted: Wanted
-    model: str
-    num_prompt: list[int]
-    guide_field: str
-    stream: bool
-    is_in_reasoning: bool | None = None
-    echoes: Sequence[tuple[str, int | None]] = ()
-    head: Mapping[str, Any] | None = None
-    stop_words: Sequence[str] = ()
-    ignored: Sequence[str] = ()
-    max_tokens: int | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What of the request had no effect."""
-        found = {"x-ignored-fields": ", ".join(self.ignored)} if self.ignored else {}
-        limit = {} if self.max_tokens is None else {"x-max-tokens": str(self.max_tokens)}
-        return found | limit
 
 
 class Requests:

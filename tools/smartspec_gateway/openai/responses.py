@@ -10,8 +10,6 @@ import json
 import time
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
-    Callable,
     Iterable,
     Iterator,
     Mapping,
@@ -27,9 +25,10 @@ from smartspec_gateway.openai.chat_schema import (
     text_parts,
     type_of,
 )
-from smartspec_gateway.openai.choices import Choice
+from smartspec_gateway.openai.choices import Prepared
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import Encoded
+from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.media import with_markers
 from smartspec_gateway.openai.responses_schema import (
     NAMES,
@@ -42,7 +41,7 @@ from smartspec_gateway.openai.responses_schema import (
 )
 from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import DONE, Event, Item, ItemWriter, Kind, new_id
+from smartspec_gateway.openai.writer import DONE, Count, Event, Item, ItemWriter, Kind, new_id
 
 SAME = Sampling.model_fields.keys() | {"stop"}
 SAME |= {"parallel_tool_calls", "chat_template_kwargs", "return_spec_metrics"}
@@ -249,16 +248,9 @@ class ResponseWriter(ItemWriter):
     item_type = OutputItem
     has_empty_text = True
 
-    def __init__(
-        self,
-        head: Mapping[str, Any],
-        num_prompt: int,
-        choice: Choice,
-        count: Callable[[str], Awaitable[int]],
-    ) -> None:
-        """head: see `head_of`. num_prompt: tokens. count: the tokens of reasoning."""
-        super().__init__(choice, num_prompt)
-        self._count, self._num_events = count, 0
+    def __init__(self, found: Prepared, token_bytes: TokenBytes, count: Count) -> None:
+        super().__init__(found, count)
+        self._num_events = 0
         self._response: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
@@ -269,7 +261,7 @@ class ResponseWriter(ItemWriter):
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            **head,
+            **(found.head or {}),
             "top_logprobs": 0,
             "truncation": "disabled",
             "service_tier": "default",
@@ -296,16 +288,11 @@ class ResponseWriter(ItemWriter):
         return event["response"]  # type: ignore[no-any-return]
 
     async def _last_events(self) -> list[Event]:
-        usage = self._usage("input", "output")
-        thoughts = [item for item in self._items if item["type"] == "reasoning"]
-        reasoning = "".join(part["text"] for item in thoughts for part in item["content"])
-        num_reasoning = await self._count(reasoning)
-        usage["output_tokens_details"] = {"reasoning_tokens": num_reasoning}
         is_cut = self._choice.finish_reason == "length"
         changed: dict[str, Any] = {
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "completed_at": None if is_cut else int(time.time()),
-            "usage": usage,
+            "usage": await self._usage("input", "output"),
             **self._statistics(),
         }
         return [self._state("incomplete" if is_cut else "completed", **changed)]

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
-from smartspec_gateway.openai.choices import Choice
+from smartspec_gateway.openai.choices import Choice, Prepared
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import parts, sliced
 from smartspec_gateway.openai.model import Piece
 
 Event = dict[str, Any]
+Count = Callable[[str], Awaitable[int]]
 Kind = Literal["reasoning", "text", "call"]
 
 LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -35,10 +44,10 @@ class Writer(ABC):
 
     after_error = ""
 
-    def __init__(self, choices: Sequence[Choice], num_prompt: int, num_per_prompt: int = 1) -> None:
-        """choices: new ones, with num_per_prompt for each prompt. num_prompt: tokens."""
-        self._choices, self._num_per_prompt = choices, num_per_prompt
-        self._num_prompt = num_prompt
+    def __init__(self, found: Prepared, choices: Sequence[Choice], count: Count) -> None:
+        """choices: new ones, with n for each prompt. count: the tokens of generated text."""
+        self._choices, self._num_per_prompt = choices, found.wanted.n
+        self._num_prompt, self._count = sum(found.num_prompt), count
         self._num_tokens, self._num_cached = 0, 0
         self._metrics: str | None = None
 
@@ -80,8 +89,18 @@ class Writer(ABC):
             self._metrics = piece.metrics or self._metrics
         return self._choices[number]
 
-    def _usage(self, given: str, generated: str) -> dict[str, Any]:
+    async def _usage(self, given: str, generated: str) -> dict[str, Any]:
         """Token counts in OpenAI's format. given, generated: its words for the two sides."""
+        details = {"reasoning_tokens": await self._num_reasoning()}
+        return {**self._counts(given, generated), f"{generated}_tokens_details": details}
+
+    async def _num_reasoning(self) -> int:
+        """Tokens, counted again."""
+        text = "".join(choice.reasoning for choice in self._choices)
+        return await self._count(text) if text else 0
+
+    def _counts(self, given: str, generated: str) -> dict[str, Any]:
+        """So far, without those of reasoning."""
         return {
             f"{given}_tokens": self._num_prompt,
             f"{given}_tokens_details": {"cached_tokens": self._num_cached, "cache_write_tokens": 0},
@@ -160,10 +179,9 @@ class ItemWriter(Writer):
     has_empty_text: ClassVar[bool]
     """Whether an answer without text has an item."""
 
-    def __init__(self, choice: Choice, num_prompt: int) -> None:
-        """choice: a new one. num_prompt: tokens."""
-        super().__init__([choice], num_prompt)
-        self._choice = choice
+    def __init__(self, found: Prepared, count: Count) -> None:
+        self._choice = Choice.of(found.wanted, found.is_in_reasoning)
+        super().__init__(found, [self._choice], count)
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None
 
