@@ -39,6 +39,7 @@ def test_a_cell_is_ok_if_each_engine_passed():
     assert made.count("a \\| b") == 1
     assert "old" not in made
     assert "some-model" in made
+    assert "Cases that passed with the model itself: one 1 of 2.\n" in made
     assert made.startswith("top\n")
     assert made.endswith("bottom")
 

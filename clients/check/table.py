@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,8 +60,19 @@ def _reason(result: Result) -> str:
     return f"`{text[:MAX_REASON].replace('`', chr(39))}`"
 
 
+def with_model(results: Sequence[Result]) -> str:
+    """How many cases of each client passed with the model itself."""
+    own = [one for one in results if one.engine == "model"]
+    run = Counter(one.client for one in own)
+    passed = Counter(one.client for one in own if not one.error)
+    shown = ", ".join(f"{name} {passed[name]} of {run[name]}" for name in run)
+    text = f"Cases that passed with the model itself: {shown or 'not run'}."
+    return textwrap.fill(text, width=100, break_long_words=False, break_on_hyphens=False)
+
+
 def page_with(page: str, results: Sequence[Result], model: str) -> str:
     """The page with this table. model: whose tokenizer and chat template were served."""
-    made = f"Tokenizer and chat template: {model}.\n\n{as_text(results)}"
+    about = f"Tokenizer and chat template: {model}."
+    made = f"{about}\n\n{as_text(results)}\n{with_model(results)}\n"
     begin, end = "<!-- generated: clients -->", "<!-- end -->"
     return re.sub(f"(?s){begin}.*?{end}", lambda _: f"{begin}\n{made}\n{end}", page)

@@ -261,6 +261,14 @@ def test_the_role_has_the_kind_of_the_answer(
     assert first["choices"][0]["delta"] == delta
 
 
+def test_each_choice_has_its_own_role_and_end(prompts: Prompts) -> None:
+    *found, _ = stream(prompts, text_with("one"), CHAT, n=2)
+    kinds = [(event["choices"][0]["index"], kind(event)) for event in found]
+    for index in range(2):
+        own = [one for number, one in kinds if number == index]
+        assert own == ["role", "content", "finish_reason"]
+
+
 def test_a_call_begins_without_arguments(prompts: Prompts) -> None:
     calls = [
         call
