@@ -46,9 +46,13 @@ INPUTS = {
     "subsequence_begins": np.int32,
     "block_indices": np.int32,
     "block_indices_begins": np.int32,
+    "attended": np.int64,
+    "kept": np.int64,
 }
 """Vectors. Per token: its id and position. `wanted`: the tokens whose logits are needed. Per
-sequence: cached tokens, index of the first new token, its blocks, and where its blocks begin."""
+sequence: cached tokens, index of its first attended token, its blocks, and where these begin.
+`attended`: the tokens of all sequences in order, some twice. `kept`: for each token, the first
+place where it is attended."""
 
 TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
 
@@ -283,6 +287,9 @@ class DecoderGraph:
     ) -> Any:
         """Attention output [N, heads * D]. window: positions that a query sees; 0 means all."""
         inputs = self.inputs
+        queries, keys, values = (
+            op.gather(states, inputs["attended"], _int(0)) for states in (queries, keys, values)
+        )
         nothing, no_floats = (
             op.constant(np.zeros(0, np.int32)),
             op.constant(np.zeros(0, np.float32)),
@@ -303,7 +310,7 @@ class DecoderGraph:
         for name in ("k", "v"):
             info[f"num_{name}_heads"] = self.config.num_key_value_heads
             info[f"{name}_head_size"] = self.head_dim
-        return node.output(0)
+        return op.gather(node.output(0), inputs["kept"], _int(0))
 
     def _norm(self, name: str, norm: Any, states: Any) -> Any:
         is_gemma = not hasattr(norm, "variance_epsilon")  # and stores the weight less 1

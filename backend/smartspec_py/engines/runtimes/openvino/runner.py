@@ -11,9 +11,9 @@ that sum in different orders, so each kind of token is always computed by the sa
 - If weights have 8 or 4 bits and activations are not rounded to 8 bits, products are in float32, at
   most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
   and with widths that none of GROUPS divides.
-- Tokens of a prompt are attended together, at least two at a time: a single one gets a dummy token
-  behind it, which nobody reads, and whose key the next pass overwrites. So are all tokens of a row
-  with a long prompt, see `TorchTarget`.
+- Tokens of a prompt are attended together, at least two at a time: of a single one, there is a copy
+  behind it, whose key the next pass overwrites. So are all tokens of a row with a long prompt, see
+  `TorchTarget`.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
   computed again when the block gets more tokens.
 - All other tokens, generated ones and drafts behind short prompts, are attended as separate
@@ -77,9 +77,6 @@ GROUPS = (128, 64, 32)
 """With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
 these that divides the width of every product. One scale for a whole row would be less accurate.
 Weights of 4 bits have the same groups."""
-
-DUMMY = 0
-"""The id of a token that only makes two of one."""
 
 NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
 
@@ -244,15 +241,14 @@ class OpenVinoRunner(Runner):
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
         parts = [part for row in inputs for part in _parts(row)]
-        firsts = np.cumsum([0, *map(_num_computed, inputs)]).tolist()
-        num_tokens = firsts.pop()
+        ends = np.cumsum([len(row.tokens) for row in inputs]).tolist()
         wanted = [
-            first + token
-            for row, first in zip(inputs, firsts, strict=True)
-            for token in range(len(row.tokens) - row.num_logits, len(row.tokens))
+            token
+            for row, end in zip(inputs, ends, strict=True)
+            for token in range(end - row.num_logits, end)
         ]
-        copy = self._copy_for(max(2, num_tokens))
-        request, padding = copy.request, copy.num_tokens - num_tokens
+        copy = self._copy_for(max(2, ends[-1]))
+        request, padding = copy.request, copy.num_tokens - ends[-1]
         parts += [RowInput(0, 0, (0,), 0, blocks=self.cache.padding)] * padding
         # Two, because the output layer is a product too, and some operators fail with no rows.
         num_results, layers = max(2, len(wanted) + padding), self.config.state_layers
@@ -265,12 +261,8 @@ class OpenVinoRunner(Runner):
             num_states = copy.num_tokens if layers else num_results
             hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
             request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
+            hidden = hidden[: ends[-1] if layers else len(wanted)]
         request.infer(share_outputs=True)  # else it also copies them
-        if hidden is not None and layers:  # of the tokens without dummies
-            pairs = zip(inputs, firsts, strict=True)
-            hidden = torch.cat([hidden[first : first + len(row.tokens)] for row, first in pairs])
-        elif hidden is not None:
-            hidden = hidden[: len(wanted)]
         self.passes_s += time.perf_counter() - start
         return PassOutput(logits[: len(wanted)], self._by_input(hidden, inputs))
 
@@ -311,16 +303,21 @@ class OpenVinoRunner(Runner):
         self, request: ov.InferRequest, parts: Sequence[RowInput], wanted: Sequence[int]
     ) -> None:
         starts = [part.position - part.first for part in parts]
-        ends = [start + len(part.tokens) for start, part in zip(starts, parts, strict=True)]
+        counts = [2 if part.num_prompt == 1 else len(part.tokens) for part in parts]
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        attended = np.arange(firsts[-1])
+        if alone := [i for i, part in enumerate(parts) if part.num_prompt == 1]:
+            attended = np.insert(attended, firsts[alone], firsts[alone])
         blocks = [self.cache.blocks_of(part, end) for part, end in zip(parts, ends, strict=True)]
-        positions = [position for part in parts for position in part.positions]
         given: dict[str, Any] = {
             "token_ids": [token for part in parts for token in part.tokens],
-            # A dummy token may be behind the last position.
-            "positions": np.minimum(positions, self.config.max_len - 1),
+            "positions": [position for part in parts for position in part.positions],
             "wanted": wanted,
             "past_lens": starts,
-            "subsequence_begins": np.cumsum([0, *(len(part.tokens) for part in parts)]),
+            "subsequence_begins": np.cumsum([0, *counts]),
+            "attended": attended,
+            "kept": np.flatnonzero(np.diff(attended, prepend=-1)),
             "block_indices": np.concatenate(blocks),
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
             LONGEST: max(ends),
@@ -357,36 +354,35 @@ def _cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
 
 
 def _bounded(parts: Parts, most: int) -> list[Parts]:
-    """The parts in passes of at most so many tokens; those of a prompt at least two at a time."""
+    """The parts in passes of at most so many tokens."""
     passes: list[Parts] = []
     room = 0
     for index, part in parts:
-        least = 2 if part.num_prompt else 1
-        while _num_computed(part) > room:
-            num = min(room, len(part.tokens) - least)
-            if num >= least:
-                head, part = _cut(part, num)
+        while len(part.tokens) > room:
+            if room:
+                head, part = _cut(part, room)
                 passes[-1].append((index, head))
             passes.append([])
             room = most
         passes[-1].append((index, part))
-        room -= _num_computed(part)
+        room -= len(part.tokens)
     return passes
-
-
-def _num_computed(row: RowInput) -> int:
-    """Its tokens, with a dummy."""
-    return max(2, len(row.tokens)) if row.num_prompt else len(row.tokens)
 
 
 def _parts(row: RowInput) -> list[RowInput]:
     """The tokens of an input by attention: those of a prompt together, others one by one."""
     first, own = row.num_prompt, row.adapter
-    if first == len(row.tokens) == 1:
-        return [replace(row, tokens=(*row.tokens, DUMMY))]
     bounds = ([(0, first)] if first else []) + [(i, i + 1) for i in range(first, len(row.tokens))]
     return [
-        RowInput(row.row, row.position + i, row.tokens[i:end], 0, adapter=own, blocks=row.blocks)
+        RowInput(
+            row.row,
+            row.position + i,
+            row.tokens[i:end],
+            num_logits=0,
+            num_prompt=max(0, min(end, first) - i),
+            adapter=own,
+            blocks=row.blocks,
+        )
         for i, end in bounds
     ]
 
@@ -428,7 +424,7 @@ class BlockCache:
             math.prod(shape) * i.element_type.size for i, shape in zip(inputs, shapes, strict=True)
         ]
         self.block_bytes: int = sum(self._sizes)
-        most = config.num_rows * -(-(config.max_len + 1) // BLOCK_LEN)  # with a dummy token
+        most = config.num_rows * -(-(config.max_len + 1) // BLOCK_LEN)  # with a copy of a token
         fitting = config.cache_bytes // self.block_bytes + config.num_rows
         self.num_blocks = int(min(most, fitting))
         self.padding = np.array([self.num_blocks], np.int32)
