@@ -19,7 +19,8 @@ def _programs(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_cell_is_ok_if_each_engine_passed():
+def test_a_cell_is_ok_if_the_case_passed_with_given_texts():
+    """What failed with the model itself is named below the table."""
     from table import Result, page_with
 
     def result(engine, case, error, client="one"):
@@ -29,17 +30,19 @@ def test_a_cell_is_ok_if_each_engine_passed():
         result("scripted", "plain", ""),
         result("model", "plain", ""),
         result("scripted", "loop", ""),
-        result("model", "loop", "400 max_tokens: a | b"),
+        result("model", "loop", "no result"),
+        result("scripted", "tools", "400 max_tokens: a | b"),
         result("scripted", "plain", "400 max_tokens: a | b", client="two"),
     ]
     page = "top\n<!-- generated: clients -->\nold\n<!-- end -->\nbottom"
     made = page_with(page, results, "some-model")
-    assert "| one | one 1.0 | chats | ok |  |  |  |  | no (1) |" in made
+    assert "| one | one 1.0 | chats | ok |  | no (1) |  |  | ok |" in made
     assert "| two | two 1.0 | chats | no (1) |  |  |  |  |  |" in made
     assert made.count("a \\| b") == 1
     assert "old" not in made
     assert "some-model" in made
-    assert "Cases that passed with the model itself: one 1 of 2.\n" in made
+    shown = "Cases that passed with the model itself: one 1 of 2. one loop: `no result`.\n"
+    assert shown in made
     assert made.startswith("top\n")
     assert made.endswith("bottom")
 

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from install import CLIENTS, HERE, Client, command, install
-from table import Result, as_text, page_with
+from table import Result, as_text, page_with, with_model
 from tee import Tee
 
 ROOT = HERE.parents[1]
@@ -167,7 +167,7 @@ def main() -> int:
         path.write_text(json.dumps([asdict(one) for one in results]))
     order = [client.name for client in CLIENTS]
     results.sort(key=lambda one: order.index(one.client))
-    print(as_text(results))
+    print(as_text(results), with_model(results), sep="\n")
     if given.write:
         PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), results, model.stem))
     return int(any(result.error for result in results))

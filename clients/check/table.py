@@ -33,7 +33,8 @@ class Result:
 
 def as_text(results: Sequence[Result]) -> str:
     """A Markdown table with one row for each client and route, and the reasons of failures below.
-    A cell is `ok` if the case passed with each engine that ran it, and empty if none did."""
+    A cell is `ok` if the case passed with given texts, and empty if it did not run with them."""
+    results = [one for one in results if one.engine != "model"]
     rows, reasons = [], dict[str, int]()
     for client, versions, route in dict.fromkeys((r.client, r.versions, r.route) for r in results):
         own = [one for one in results if (one.client, one.route) == (client, route)]
@@ -61,12 +62,13 @@ def _reason(result: Result) -> str:
 
 
 def with_model(results: Sequence[Result]) -> str:
-    """How many cases of each client passed with the model itself."""
+    """How many cases of each client passed with the model itself, and why others did not."""
     own = [one for one in results if one.engine == "model"]
     run = Counter(one.client for one in own)
     passed = Counter(one.client for one in own if not one.error)
     shown = ", ".join(f"{name} {passed[name]} of {run[name]}" for name in run)
-    text = f"Cases that passed with the model itself: {shown or 'not run'}."
+    failed = "".join(f" {one.client} {one.case}: {_reason(one)}." for one in own if one.error)
+    text = f"Cases that passed with the model itself: {shown or 'not run'}.{failed}"
     return textwrap.fill(text, width=100, break_long_words=False, break_on_hyphens=False)
 
 
