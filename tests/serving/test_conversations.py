@@ -22,9 +22,9 @@ TARGET_BYTES, DRAFT_BYTES = (layers * 2 * 8 * 16 * 4 for layers in (3, 2))
 WORDS = ["bread", "boats", "birds", "rain", "river", "summer", "winter", "people", "walk", "town"]
 
 
-def config_of(**limits: Any) -> ServerConfig:
+def config_of(long_prompt: int | None = 1024, **limits: Any) -> ServerConfig:
     engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
-    engine |= {"dtype": "float32", "device": "cpu", "num_threads": 1}
+    engine |= {"dtype": "float32", "device": "cpu", "num_threads": 1, "long_prompt": long_prompt}
     limits = {"max_context_len": 1024, "profile_s": 0.0, "max_draft_len": 4, **limits}
     return ServerConfig.model_validate({"engine": engine, "limits": limits})
 
@@ -59,6 +59,39 @@ def test_a_small_request_does_not_end_a_conversation(tmp_path: Path) -> None:
         assert before.progress.num_cached == 0
         assert before.last.num_input_tokens > 150
         assert num_new(after) < 40
+
+
+@pytest.mark.parametrize(("long_prompt", "num_cached"), [(150, 189), (151, 150), (None, 150)])
+def test_the_next_turn_of_a_long_chat_reads_only_what_is_new(
+    tmp_path: Path, long_prompt: int | None, num_cached: int
+) -> None:
+    """The last token that was generated was not read. The draft model knows all that it read."""
+    config = config_of(long_prompt=long_prompt)
+    engine = build_engine(config, tmp_path)
+    drafts = engine.proposers["draft_model"].pool  # type: ignore[attr-defined]
+    found: list[int] = []
+    allocate = drafts.allocate
+
+    def recorded(*given: Any) -> Any:
+        table = allocate(*given)
+        found.append(table.num_cached)
+        return table
+
+    drafts.allocate = recorded
+    ids = tuple(random.Random(5).randrange(10, 90) for _ in range(150))
+    more: dict[str, Any] = {"policy": "fixed:3", "proposer": "draft_model", "ignore_eos": True}
+    with serving(engine, config) as server:
+        first = generate(server, [asked("", prompt_ids=ids, max_tokens=40, **more)])[0]
+        turn = (*ids, *first.tokens, 5, 6, 7)
+        then, alone = (
+            generate(server, [asked("", prompt_ids=turn, reuse_prefix=reuses, **more)])[0]
+            for reuses in (True, False)
+        )
+    assert first.progress.num_cached == alone.progress.num_cached == 0
+    assert then.progress.num_cached == num_cached
+    assert then.tokens == alone.tokens
+    assert found[0] == found[2] == 0
+    assert found[1] >= 180
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed:3"])

@@ -158,7 +158,8 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         """The state of the sequence, updated with the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
-            table = self._allocate(task, task.tokens)
+            # Keys of generated tokens may differ in the last bits. This changes no text.
+            table = self._allocate(task, task.tokens, shares_all=True)
             history = history_of(task)
             state = DraftSequence(table, history, num_valid=table.num_cached)
             self._sequences[task.sequence] = state
