@@ -354,6 +354,31 @@ def test_a_model_that_triton_keeps_holds_no_stop_up(
 
 
 @pytest.mark.triton
+def test_a_stop_ends_triton_when_nothing_is_left_to_do(tmp_path: Path) -> None:
+    """Triton would unload the model for 8 s, and end with 1; it is killed before."""
+    server = start_stand_in(tmp_path)
+    fields = {"text_input": "linger", "max_tokens": 2}
+    assert len(ask_alone(HttpStreams(server.address.http_url), fields)) == 2
+    assert server.stop() == 0
+    assert server._process is not None
+    assert server._process.returncode == -signal.SIGKILL
+    assert "Timeout 1: " not in server.log_path.read_text()
+
+
+@pytest.mark.triton
+def test_no_alarms_without_a_gpu(tmp_path: Path) -> None:
+    if any(path.exists() for path in triton_server.GPU_DEVICES):
+        pytest.skip("there is a GPU")
+    with stand_in(tmp_path) as server:
+        server.wait_ready()
+        log = server.log_path.read_text()
+        assert triton_server.NO_ALARM in log
+        for alarm in ("NVML", "DCGM", "pinned system memory"):
+            assert alarm not in log
+        assert triton_server.NO_ALARM not in server.log_tail(1000)
+
+
+@pytest.mark.triton
 def test_a_killed_server_leaves_no_process_and_no_files(tmp_path: Path) -> None:
     server = start_stand_in(tmp_path)
     os.kill(server.pid, signal.SIGKILL)

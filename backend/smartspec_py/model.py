@@ -27,6 +27,7 @@ if find_spec("smartspec_py") is None:
 from smartspec_py.codec import decode, encode, encode_error, wanted_outputs
 from smartspec_py.config import CONFIG_NAME, read_config
 from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.phases import LIBRARIES, begin
 from smartspec_py.faults import sentence
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
@@ -62,15 +63,18 @@ class TritonSink:
 
 
 class TritonLog(logging.Handler):
-    """Python's log records in Triton's log and, during the start, over the link."""
+    """Python's log records in Triton's log and, during the start, its phases over the link."""
 
     def __init__(self, link: BackendEnd | None) -> None:
         super().__init__()
         self.link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.link is not None:
-            self.link.send(News(record.getMessage()))
+        phase = getattr(record, "phase", None)
+        if self.link is not None and phase is not None:
+            self.link.send(phase)
+        if record.levelno < logging.INFO:
+            return
         if record.levelno >= logging.ERROR:
             pb_utils.Logger.log_error(self.format(record))
         elif record.levelno >= logging.WARNING:
@@ -88,7 +92,7 @@ class TritonPythonModel:
         self._link = inherited_link(self._beat, self._drain)
         log = TritonLog(self._link)
         logging.basicConfig(level=logging.INFO, handlers=[log], force=True)
-        logger.info("Triton has imported the backend")
+        begin(LIBRARIES)
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             config = read_config(folder / CONFIG_NAME)
@@ -132,6 +136,8 @@ class TritonPythonModel:
             self._link.end()
         if self._server is not None:
             self._server.stop()
+        if self._link is not None:
+            self._link.stopped()
 
     def _beat(self) -> Beat | None:
         """None until the model is loaded."""

@@ -356,6 +356,17 @@ def test_what_passes_a_bound_is_refused(
     assert error["message"] if is_openai else error
 
 
+def test_a_request_during_the_start_is_told_what_the_start_does() -> None:
+    lifeline, end = os.pipe()
+    os.write(end, b'{"start": "reading weights, 1.2 GB of 3.1 GB"}\n')
+    with running_gateway(1, 1, pipe=(lifeline, end), context_len=0) as address:
+        response, body = answered(address.http_port, _post(BODY))
+    sentence = (
+        "the model is starting (reading weights, 1.2 GB of 3.1 GB): send the request again later"
+    )
+    assert (response.status, json.loads(body)) == (503, {"error": sentence})
+
+
 def test_refusals_have_the_format_of_the_route(both: Address) -> None:
     sent = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
     response, body = answered(both.metrics_port, sent)

@@ -15,6 +15,7 @@ from fake_backend import SILENCE, Backend
 from smartspec_launch import link
 from smartspec_launch.link import LauncherEnd
 from smartspec_py.config import LimitsConfig
+from smartspec_py.engines.phases import Phase
 from smartspec_py.serving.link import LINK_VARIABLE, Beat, News, inherited_link
 
 WAIT_S = 10.0
@@ -111,12 +112,13 @@ def test_a_process_that_ends_is_dead_at_once_although_triton_holds_its_link() ->
 
 
 def test_the_start_is_told() -> None:
-    """The newest message, and the reason of a failure."""
+    """The newest phase, and the reason of a failure."""
     with Backend(SILENCE) as backend:
         launcher = backend.launcher
-        for news in (News("imported"), News("loaded")):
-            backend.end.send(news)
-            look_until(launcher, lambda news=news: launcher.news == news)
+        assert launcher.phase == Phase("starting Triton")
+        for phase in (Phase("reading weights", 0.5, 1000), Phase("measuring costs")):
+            backend.end.send(phase)
+            look_until(launcher, lambda phase=phase: launcher.phase == phase)
         assert launcher.beat is None
         backend.end.send(News(error="x" * 99_999 + "why"))
         look_until(launcher, lambda: launcher.news.error.endswith("why"))
@@ -132,6 +134,17 @@ def test_a_beat_behind_the_last_one_changes_nothing() -> None:
         look_until(launcher, lambda: launcher.trouble is not None)
         launcher.look(0.1)
         assert launcher.trouble == "The model has been unloaded."
+        assert not launcher.is_stopped
+
+
+def test_a_backend_that_has_stored_all_says_so() -> None:
+    with Backend(BEAT) as backend:
+        backend.end.end()
+        look_until(backend.launcher, lambda: backend.launcher.trouble is not None)
+        assert not backend.launcher.is_stopped
+        backend.end.stopped()
+        look_until(backend.launcher, lambda: backend.launcher.is_stopped)
+        backend.is_orphaned.set()  # it listens no more
 
 
 def test_a_launcher_that_never_looks_does_not_block_the_backend() -> None:

@@ -2,7 +2,8 @@
 
 `text_input` says what happens: `unload` makes the backend unload itself from another thread, as
 the real one does when its loop dies; `error` answers with an error; `keep` is answered, and the
-model is then not unloaded for a minute; anything else streams `max_tokens` words, 0.02 s apart.
+model is then not unloaded for a minute; `linger` is the same, but nothing is left to do in this
+minute, as the launcher is told; anything else streams `max_tokens` words, 0.02 s apart.
 """
 
 import os
@@ -22,12 +23,15 @@ class TritonPythonModel:
     def initialize(self, args):
         pb_utils.Logger.log_info(f"stand-in backend is up as {args['model_name']}")
         self._name = args["model_name"]
-        self._is_kept = False
+        self._is_kept = self._is_lingering = False
         self._is_draining = False
         self._link = inherited_link(self._beat, self._drain)
 
     def finalize(self):
-        if self._is_kept:
+        if self._is_lingering:
+            self._link.end()
+            self._link.stopped()
+        if self._is_kept or self._is_lingering:
             time.sleep(60.0)
         self._link.end()
 
@@ -57,6 +61,7 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
             return
         self._is_kept |= text == "keep"
+        self._is_lingering |= text == "linger"
         for index in range(num_words):
             is_last = index == num_words - 1
             sender.send(_response(f"word{index} ", is_last, index + 1), FINAL if is_last else 0)

@@ -3,8 +3,8 @@
 Signals do not end it: a supervisor or a terminal sends them to all processes at once, and while the
 parent drains, open responses still pass through here.
 
-The parent writes one JSON object per line: {"context_len": N} when the model is ready, and
-{"is_draining": true} when the server drains.
+The parent writes one JSON object per line: {"start": TEXT} while it starts, {"context_len": N} when
+the model is ready, and {"is_draining": true} when the server drains.
 """
 
 from __future__ import annotations

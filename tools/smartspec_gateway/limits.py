@@ -94,10 +94,12 @@ class Limits:
     """Limits and load that all routes share.
 
     context_len: prompt and generated tokens of one request; 0 until the model is ready.
+    start: what the start does then, for people.
     held_bytes: of all bodies now. max_connections: of each port.
     """
 
     context_len: int = 0
+    start: str = ""
     is_draining: bool = False
     held_bytes: int = 0
     max_connections: int = MAX_CONNECTIONS
@@ -139,7 +141,8 @@ class Limits:
     def check_open(self) -> None:
         """Whether the server takes requests now."""
         if not self.context_len:
-            raise Refused(503, "the model is starting: send the request again later")
+            doing = self.start and f" ({self.start})"
+            raise Refused(503, f"the model is starting{doing}: send the request again later")
         if self.is_draining:
             raise Refused(503, "the server is shutting down: send the request to another server")
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from smartspec_launch.answers import Answers
+from smartspec_launch.phases import PhaseDisplay
 from smartspec_launch.triton_server import INTERRUPTS, SECOND_SIGNAL, End, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
@@ -53,20 +54,11 @@ def _serve_until_signal(server: TritonServer, console: Console) -> int:
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:
-    """Wait until the server is ready, then print the start time and what is served.
-
-    A terminal shows the elapsed time and the backend's newest message meanwhile.
-    """
+    """Wait until the server is ready, and show its phases meanwhile. Then print the start time and
+    what is served."""
     start = time.monotonic()
-
-    def show(message: str) -> None:
-        text = message.replace("[", r"\[")
-        status.update(f"Starting Triton, {time.monotonic() - start:.0f} s [dim]{text:.50}[/dim]")
-
-    if not console.is_terminal:
-        console.print("Starting Triton")
-    with console.status("Starting Triton") as status:
-        server.wait_ready(show)
+    with PhaseDisplay(console) as display:
+        server.wait_ready(display.show)
     console.print(
         f"Triton is ready after {time.monotonic() - start:.1f} s; log: {server.log_path}",
         soft_wrap=True,

@@ -16,6 +16,7 @@ from smartspec_launch.address import Address, responds, status_of
 from smartspec_launch.interpreter import LaunchError
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
+from smartspec_py.engines.phases import Phase
 
 OPENAI_PORT = 9000
 """Default port of the OpenAI routes."""
@@ -92,6 +93,7 @@ class Gateway:
 
     def __init__(self, address: Address, openai: OpenAi | None, log: IO[bytes]) -> None:
         self._address, self._openai = address, openai
+        self._phase: Phase | None = None
         self._process = subprocess.Popen(
             # -P: no module is imported from the working directory.
             [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai)],
@@ -121,6 +123,12 @@ class Gateway:
     def open(self, context_len: int) -> None:
         """Tell it that the model is ready. context_len: most tokens of a request."""
         self._tell({"context_len": context_len})
+
+    def tell_start(self, phase: Phase) -> None:
+        """Tell it how far the start is, for requests that come too early."""
+        if phase != self._phase:
+            self._phase = phase
+            self._tell({"start": ", ".join(filter(None, (phase.name, phase.amount)))})
 
     def drain(self) -> None:
         """Tell it that the server drains: it refuses new requests with 503."""

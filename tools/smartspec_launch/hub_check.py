@@ -19,6 +19,7 @@ from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_settings
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX, model_folder, write_folder
 from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.phases import size_text
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of a number in the files, by the dtype of config.json."""
@@ -38,22 +39,23 @@ def check_before_fetch(config: ServerConfig, repositories: Repositories, weights
         each.num_bytes(each.missing(weights[key])) for key, each in repositories.items()
     )
     place, free = free_disk()
+    size, room = size_text(num_bytes), size_text(free)
     if num_bytes > free:
         raise ConfigError(
-            f"{names} needs {_gb(num_bytes)} in {place}, where {_gb(free)} are free: make room "
-            "there, or set HF_HOME to another disk"
+            f"{names} needs {size} in {place}, where {room} are free: make room there, or set "
+            "HF_HOME to another disk"
         )
-    line = f"Fetching {_gb(num_bytes)} to {place}, where {_gb(free)} are free"
+    line = f"Fetching {size} to {place}, where {room} are free"
     if not isinstance(config.engine, TorchEngineConfig):
         return line
     with tempfile.TemporaryDirectory(prefix="smartspec-") as temporary:
         needed, free = _memory(config, repositories, weights, Path(temporary))
+    memory = f"{size_text(needed)} of memory, of which {size_text(free)} are free"
     if needed > free:
         raise ConfigError(
-            f"the weights of {names} take at least {_gb(needed)} of memory, of which {_gb(free)} "
-            "are free: use a smaller model, or --weights int4"
+            f"the weights of {names} take at least {memory}: use a smaller model, or --weights int4"
         )
-    return f"{line}; weights take at least {_gb(needed)} of memory, of which {_gb(free)} are free"
+    return f"{line}; weights take at least {memory}"
 
 
 def _memory(
@@ -134,7 +136,3 @@ def _num_weights(folder: Path, num_bytes: int) -> int:
     document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     dtype = document.get("dtype") or document.get("torch_dtype") or "float32"
     return num_bytes // (1 if "quantization_config" in document else BYTES.get(dtype, 4))
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

@@ -13,6 +13,7 @@ import socket
 import time
 
 from smartspec_py.config import LimitsConfig
+from smartspec_py.engines.phases import Phase
 from smartspec_py.serving.link import DRAIN, Beat, News, received
 from smartspec_py.serving.liveness import ProgressWatch, has_ended
 
@@ -35,8 +36,11 @@ class LauncherEnd:
         self.beat: Beat | None = None
         """The newest beat; None before the model has been loaded."""
 
+        self.phase = Phase("starting Triton")
+        """How far the start is."""
+
         self.news = News()
-        """The newest message of the start."""
+        """Why the start fails."""
 
     @property
     def child_fd(self) -> int:
@@ -86,6 +90,11 @@ class LauncherEnd:
         """Whether the backend takes no more requests, and each has its last response."""
         return self.beat is not None and self.beat.is_draining and self.beat.num_open == 0
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the backend has nothing left to do, so that its process may be killed."""
+        return self.beat is not None and self.beat.is_stopped
+
     def wait_gone(self, timeout_s: float) -> None:
         """Wait up to timeout_s until all processes that hold the link have ended."""
         deadline = time.monotonic() + timeout_s
@@ -107,8 +116,10 @@ class LauncherEnd:
                     return
                 self._num_messages += 1
                 kind, fields = json.loads(message)
-                if kind == "news":
+                if kind == "phase":
+                    self.phase = Phase(**fields)
+                elif kind == "news":
                     self.news = News(**fields)
-                elif self.beat is None or not self.beat.is_ended:
-                    # After the last beat, one can come that another thread began earlier.
+                elif self.beat is None or not self.beat.is_ended or fields["is_ended"]:
+                    # After the end, a beat can come that another thread began earlier.
                     self.beat = Beat(**fields)

@@ -46,6 +46,7 @@ from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.link import LauncherEnd
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
+from smartspec_py.engines.phases import Phase
 from smartspec_py.serving.link import LINK_VARIABLE, remove_shared_memory
 
 MAX_POOLED_RESPONSES = 1024
@@ -56,6 +57,15 @@ KERNEL_CACHE_SIZE = "256"
 """On a CPU, oneDNN caches one kernel per number of tokens. In bfloat16 its default of 1,024 kernels
 takes up to several hundred MiB. With 256, memory use is constant after seconds and speed is the
 same (docs/research/log.md)."""
+
+NO_GPU = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
+"""Options without a GPU, for which Triton would look otherwise, and log errors."""
+
+NO_ALARM = "CudaDriverHelper has not been initialized"
+"""Triton logs it as an error on every machine without a GPU."""
+
+GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""Files of NVIDIA's driver, on Linux and in WSL."""
 
 LOG_TAIL_LINES = 15
 LOOK_S = 0.1
@@ -250,14 +260,13 @@ class TritonServer:
             time.sleep(LAST_WORDS_S)
         return self._link.trouble
 
-    def wait_ready(self, progress: Callable[[str], None] | None = None) -> None:
-        """Wait until the model is ready on all ports. Calls `progress` with the backend's newest
-        message.
+    def wait_ready(self, show: Callable[[Phase], None] | None = None) -> None:
+        """Wait until the model is ready on all ports. Calls `show` several times a second.
 
         Raises TritonServerError when a process ends or after limits.start_s, and ModelRefusedError
         if the backend reported the reason.
         """
-        self._wait(self.is_model_ready, self._config.limits.start_s, progress)
+        self._wait(self.is_model_ready, self._config.limits.start_s, show)
         self._move_to(State.READY)
         self._gateway.open(self.context_len)
         self._wait(self._gateway.is_ready, self._config.limits.start_s, None)
@@ -266,7 +275,7 @@ class TritonServer:
         self,
         is_done: Callable[[], bool],
         timeout_s: float,
-        progress: Callable[[str], None] | None,
+        show: Callable[[Phase], None] | None,
     ) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_done():
@@ -283,8 +292,9 @@ class TritonServer:
                     f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s: "
                     f"raise it if the log shows progress.\n{self.log_tail()}"
                 )
-            if progress is not None:
-                progress(self._link.news.message)
+            self._gateway.tell_start(self._link.phase)
+            if show is not None:
+                show(self._link.phase)
 
     def is_model_ready(self, timeout_s: float = ANSWER_S) -> bool:
         """Whether Triton responds within timeout_s and the model is ready."""
@@ -299,11 +309,12 @@ class TritonServer:
         return {name: Answers(ask, limit_s) for name, ask in asks.items()}
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of Triton's log, without its tables."""
+        """The last lines of Triton's log, without its tables and NO_ALARM."""
         if not self.log_path.exists():
             return ""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         lines = [line for line in lines if line.strip() and line[0] not in "+|"]
+        lines = [line for line in lines if NO_ALARM not in line]
         return "\n".join(lines[-num_lines:])
 
     def stop(self) -> int | None:
@@ -342,7 +353,13 @@ class TritonServer:
             self._move_to(State.ANSWERED)
         if self._link.trouble is None:
             process.send_signal(END_SIGNAL)
-            process.wait(EXIT_S + EXIT_TIMEOUT_S)
+            # Triton itself would take seconds more: it looks once a second whether the model is
+            # unloaded. It holds nothing that a kill would lose.
+            deadline = time.monotonic() + EXIT_S + EXIT_TIMEOUT_S
+            while process.poll() is None and not self._link.is_stopped:
+                self._link.look(LOOK_S)
+                if time.monotonic() > deadline:
+                    return
 
     def _drain(self) -> str | None:
         """Wait until each request has its last response; else return why some have none."""
@@ -462,6 +479,8 @@ def server_command(
         f"--http-restricted-api={guard}",
         f"--grpc-restricted-protocol={guard}",
     ]
+    if not any(path.exists() for path in GPU_DEVICES):
+        command += NO_GPU
     if installation.is_fit_for_network:  # the wheel's version has no such option
         command.append(f"--grpc-max-response-pool-size={MAX_POOLED_RESPONSES}")
     return command

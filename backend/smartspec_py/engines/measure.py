@@ -19,6 +19,7 @@ from smartspec_py.core.cost import CostModel, PassTable, interpolate
 from smartspec_py.core.plan.trees import MAX_STEP_NODES
 from smartspec_py.defaults import LEAST_CHUNK
 from smartspec_py.engines.base import Profilable
+from smartspec_py.engines.phases import MEASURING, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -116,12 +117,14 @@ def measure(
     prompts = _Prompts(_Timer(target), shape)
     drafts = None if draft is None else _Drafts(draft, target, shape)
     parts: list[_Part] = [decoding, prompts, *([drafts] if drafts else [])]
+    steps = Steps(MEASURING, len(parts) * (1 + NUM_ROUNDS))
     for part in parts:
         part.time_first()
-    for number in range(NUM_ROUNDS):
-        logger.info("timing passes: round %d of %d", number + 1, NUM_ROUNDS)
+        steps.add()
+    for _ in range(NUM_ROUNDS):
         for part in parts:
             part.time_more(is_over)
+            steps.add()
     if is_over():
         logger.info("limits.profile_s has passed: some costs are from fewer passes, or inferred")
     cost = CostModel(decoding.table(), change_s=change_s, prompt=prompts.table())

@@ -4,7 +4,8 @@ tritonserver inherits the backend's end, and its Python process inherits it from
 environment variable LINK_VARIABLE has its descriptor. The link has no address, so other processes
 cannot connect to it.
 
-    backend to launcher     `News` during the start, then a `Beat` every BEAT_S, both in JSON
+    backend to launcher     `Phase` and `News` during the start, then a `Beat` every BEAT_S, all
+                            in JSON
     launcher to backend     DRAIN
 
 If the launcher is killed, its end is closed. The backend then kills Triton's whole process group,
@@ -28,6 +29,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smartspec_py.engines.phases import Phase
+
 LINK_VARIABLE = "SMARTSPEC_LINK"
 """Environment variable `FD,PREFIX`: the inherited descriptor, and the prefix of the names of
 Triton's shared memory regions."""
@@ -42,13 +45,8 @@ _MAX_TEXT = 4000
 
 @dataclass(frozen=True)
 class News:
-    """A message of the backend during its start.
+    """Why the start fails. is_refusal: it is one sentence about engine.json or a checkpoint."""
 
-    message: what it does, for people. error: why the start fails. is_refusal: the error is one
-    sentence about engine.json or a checkpoint.
-    """
-
-    message: str = ""
     error: str = ""
     is_refusal: bool = False
 
@@ -60,6 +58,7 @@ class Beat:
     pid: process ID of Triton's Python process. num_open: requests without a final response.
     failure: why the model no longer serves requests; empty while it serves. is_draining: new
     requests are refused. is_ended: Triton has unloaded the model, and the process is about to end.
+    is_stopped: what it had to store is stored, so it may be killed.
     num_steps: steps of the loop, which go on without requests; see `smartspec_py.serving.liveness`.
     facts: what is served, for example `context_len` in tokens; see `Server.facts`.
     """
@@ -69,6 +68,7 @@ class Beat:
     failure: str = ""
     is_draining: bool = False
     is_ended: bool = False
+    is_stopped: bool = False
     num_steps: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class BackendEnd:
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
         self._status, self._on_drain, self._on_orphaned = status, on_drain, on_orphaned
-        self._is_ended = False
+        self._is_ended = self._is_stopped = False
         threading.Thread(target=self._run, name="smartspec-link", daemon=True).start()
 
     def beat(self) -> None:
@@ -100,15 +100,21 @@ class BackendEnd:
             self.send(beat)
 
     def end(self) -> None:
-        """Send the last beat, when Triton finalizes the model. Closing a large engine can take a
-        long time, without beats."""
-        self.send(Beat(os.getpid(), is_ended=True))
+        """Send no more beats of `status`, because Triton finalizes the model. Closing a large
+        engine can take a long time."""
         self._is_ended = True
+        self.send(Beat(os.getpid(), is_ended=True))
+
+    def stopped(self) -> None:
+        """Send the last beat: nothing is left to do."""
+        self.send(Beat(os.getpid(), is_ended=True, is_stopped=True))
+        self._is_stopped = True
 
     def _run(self) -> None:
         with self._socket:
-            while not self._is_ended:
-                self.beat()
+            while not self._is_stopped:
+                if not self._is_ended:
+                    self.beat()
                 if not select.select([self._socket], [], [], BEAT_S)[0]:
                     continue
                 message = received(self._socket)
@@ -118,7 +124,7 @@ class BackendEnd:
                     self._on_orphaned()
                     return
 
-    def send(self, report: Beat | News) -> None:
+    def send(self, report: Beat | News | Phase) -> None:
         """Send a message now. Any thread may call it."""
         fields = {
             name: value[-_MAX_TEXT:] if isinstance(value, str) else value

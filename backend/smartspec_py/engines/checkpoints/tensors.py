@@ -20,8 +20,10 @@ from smartspec_py.engines.checkpoints.supported import (
     ModelError,
     first_line,
     quantization,
+    read_json,
     weight_files,
 )
+from smartspec_py.engines.phases import READING, Steps
 
 CONSTANTS = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)(position_ids|version)$|\.(attn|attention)\.(masked_)?bias$"
@@ -104,6 +106,13 @@ class _Safetensors(Mapping[str, torch.Tensor]):
         return len(self._files)
 
 
+def num_bytes(folder: Path) -> int:
+    """Bytes of the files with weights."""
+    if (index := read_json(str(folder), folder, INDEX)) is not None:
+        return int(index["size"])
+    return sum((folder / file).stat().st_size for file in weight_files(str(folder), folder))
+
+
 def types_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
     """The types of the tensors by name."""
     if isinstance(tensors, _Safetensors):
@@ -122,10 +131,14 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         self._checked: set[str] = set()
         self._left_out: set[str] = set()
         self._shapes: dict[str, torch.Size] = {}
+        self._steps: Steps | None = None
 
     def expect(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Check that those of these names have these shapes."""
+        """Check that those of these names have these shapes, and report the reading of them."""
         self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        names = set(self)  # `in` would read them
+        num_numbers = sum(tensor.numel() for name, tensor in tensors.items() if name in names)
+        self._steps = Steps(READING, num_numbers, num_bytes(self._folder))
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Be without these tensors from now on."""
@@ -140,6 +153,8 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
             check_shape(name, tensor.shape, self._shapes.get(name, tensor.shape), self._folder)
             check_finite(name, tensor, self._dtype, self._folder)
             self._checked.add(name)
+            if self._steps is not None:
+                self._steps.add(tensor.numel())
         return tensor.float() if tensor.dtype == torch.float64 else tensor
 
     def __iter__(self) -> Iterator[str]:

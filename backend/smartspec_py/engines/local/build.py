@@ -84,7 +84,6 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     there would be more threads than cores. OpenMP then lets workers sleep between operators instead
     of spinning: a step on two cores took 42 ms instead of 23 (docs/research/performance.md).
     """
-    logger.info("engine libraries imported")
     with ThreadPoolExecutor(1, "smartspec-build") as thread:
         return thread.submit(_build, config, limits, folder).result()
 

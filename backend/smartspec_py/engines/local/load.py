@@ -15,6 +15,7 @@ import torch
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError, first_line
+from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.openvino.supported import MODEL_TYPES, can_write_out
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
 from smartspec_py.engines.runtimes.pytorch.float8 import has_float8
@@ -60,6 +61,7 @@ def load(key: str, run_config: RunnerConfig, config: TorchEngineConfig) -> Runne
             weights = FP8 if config.weights == FP8 else "stored"
             runner = load_runner(replace(run_config, weights=weights), runner_class)
     logger.info("loaded %s", key)
+    begin(PREPARING)
     runner.warm()
     return runner
 

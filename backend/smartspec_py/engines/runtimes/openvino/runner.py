@@ -51,6 +51,7 @@ from smartspec_py.engines.checkpoints.tensors import (
     check_tied,
     check_used,
 )
+from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.machine import free_bytes, has_vnni
 from smartspec_py.engines.runtimes.openvino.graph import (
     BLOCK_LEN,
@@ -186,6 +187,7 @@ class OpenVinoRunner(Runner):
         self._most_padding = min(MOST_PADDING, wanted)
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
+        begin(PREPARING)
         compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
         self.compiled = compiled[0]
         self._copies = [_Copy(graph.create_infer_request()) for graph in compiled]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -23,9 +24,11 @@ from smartspec_py.engines.checkpoints.tensors import (
     check_type,
     check_used,
     file_tensors,
+    num_bytes,
     types_of,
 )
 from smartspec_py.engines.device import on_device
+from smartspec_py.engines.phases import READING, Steps
 from smartspec_py.engines.runtimes.pytorch.adapters import AdaptedLayers
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
@@ -222,7 +225,7 @@ def load_model(config: RunnerConfig) -> Any:
     model_class: Any = AutoModelForCausalLM
 
     if (config.path / INDEX).is_file() or quantization(str(config.path), config.path):
-        source, tensors = None, dict(file_tensors(config.path))
+        source, tensors = None, _all_tensors(config.path)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
         loaded: Any = model_class.from_pretrained(
@@ -251,13 +254,28 @@ def load_model(config: RunnerConfig) -> Any:
         pair = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         check_tied(pair[0] is pair[1], config.path)
     model = model.to(config.device).eval()
-    for name, weight in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    steps = None if tensors is not None else Steps(READING, len(parameters), num_bytes(config.path))
+    for name, weight in parameters.items():
         check_finite(name, weight, config.dtype, config.path)
+        if steps is not None:  # files that are mapped into memory are read now
+            steps.add()
     if config.device.type == "cuda":
         merge_products(model)
     if config.weights == FP8:
         use_float8(model)
     return model
+
+
+def _all_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Those of a GGUF file or a quantised checkpoint, dequantised."""
+    files = file_tensors(folder)
+    steps = Steps(READING, len(files), num_bytes(folder))
+    tensors = {}
+    for name, tensor in files.items():
+        tensors[name] = tensor
+        steps.add()
+    return tensors
 
 
 def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:

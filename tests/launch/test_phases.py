@@ -1,0 +1,97 @@
+"""The phases of a start: how they are reported, and how a person sees them."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch_models import make_model
+
+from smartspec_launch.phases import PhaseDisplay
+from smartspec_py.engines.phases import MEASURING, READING, Phase, Steps
+from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.pytorch.causal import load_runner
+from smartspec_py.engines.runtimes.runner import RunnerConfig
+
+LOGGER = "smartspec_py.engines.phases"
+PHASES = (
+    Phase("starting Triton"),
+    Phase(READING, 0.0, 3_100_000_000),
+    Phase(READING, 0.5, 3_100_000_000),
+    Phase(MEASURING, 0.25),
+)
+
+
+def phases_of(caplog: pytest.LogCaptureFixture) -> list[Phase]:
+    return [record.phase for record in caplog.records if hasattr(record, "phase")]
+
+
+def test_a_phase_is_one_line_of_the_log_and_at_most_a_hundred_reports(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        steps = Steps(READING, 1000, num_bytes=5_000_000)
+        for _ in range(1000):
+            steps.add()
+    phases = phases_of(caplog)
+    assert len(phases) == 101
+    assert phases[0] == Phase(READING, 0.0, 5_000_000)
+    assert [phase.amount for phase in phases[49:52]] == [
+        "2 MB of 5 MB",
+        "2 MB of 5 MB",
+        "3 MB of 5 MB",
+    ]
+    assert phases[-1].share == 1.0
+    assert [record.levelno for record in caplog.records].count(logging.INFO) == 1
+
+
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_reading_weights_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, load: Callable[[RunnerConfig], Any]
+) -> None:
+    model = make_model("qwen3")
+    model.save_pretrained(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    config = RunnerConfig(
+        path=tmp_path,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        num_rows=2,
+        max_len=32,
+        vocab_size=model.config.vocab_size,
+    )
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        load(config)
+    reading = [phase for phase in phases_of(caplog) if phase.name == READING]
+    assert {phase.num_bytes for phase in reading} == {size}
+    assert reading[0].share == 0.0
+    assert reading[-1].share == 1.0
+    assert [phase.share for phase in reading] == sorted(phase.share for phase in reading)
+
+
+def test_without_a_terminal_each_phase_is_a_line() -> None:
+    shown = io.StringIO()
+    with PhaseDisplay(Console(file=shown)) as display:
+        for phase in PHASES:
+            display.show(phase)
+    lines = ["Starting Triton", "Reading weights, 3.1 GB", "Measuring costs"]
+    assert shown.getvalue().splitlines() == lines
+
+
+def test_a_terminal_has_bars() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=80)
+    with PhaseDisplay(console) as display:
+        for phase in PHASES:
+            display.show(phase)
+        display._bars.refresh()
+        *_, last = shown.getvalue().split("Starting Triton")
+    assert "Reading weights" in last
+    assert "Measuring costs" in last
+    assert "25%" in last
