@@ -92,6 +92,10 @@ NOWHERE = "/no/such/folder/file"
         (f"serve --alias {'a' * 256}", "must be 1 to 200 letters, digits, - and _"),
         ("check --set engine.dtype=int4", "engine.dtype"),
         ("check --draft nowhere", "nowhere does not exist"),
+        (
+            "serve --served-model-name=",
+            "--served-model-name: the name '' must be 1 to 256 printable",
+        ),
         ("serve --lora sql", "--lora: got 'sql', must be NAME=FOLDER, with each name once"),
         ("serve --lora a=x --lora a=y", "--lora: got 'a=y', must be NAME=FOLDER, with each name"),
         ("serve --lora a=nowhere", "nowhere must be a directory with adapter_config.json and ada"),

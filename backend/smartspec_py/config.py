@@ -21,6 +21,7 @@ from pydantic import (
     Field,
     SerializeAsAny,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -61,6 +62,9 @@ ModelPath = Annotated[str, IS_PATH, IS_MODEL]
 OptionalModel = Annotated[str | None, IS_PATH, IS_MODEL]
 
 MAX_ADAPTERS = 16
+MAX_NAME = 256
+"""Characters of a name of the model."""
+
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -295,9 +299,10 @@ class ServerConfig(_Layer):
     """prompt lookup."""
     planner: PlannerConfig = PlannerConfig()
     """the table of the policy `batch_table`."""
-    served_model_name: list[str] = []
-    """names by which clients may call the model; answers have the first one. Without any, it is the
-    name of the model's folder or GGUF file, or that of the hub."""
+    served_model_name: Annotated[list[str], Field(max_length=MAX_ADAPTERS)] = []
+    """names of the model in OpenAI's and Anthropic's API; metrics and reports have the first one.
+    Without any, it is that of the model's folder or GGUF file, or its name on the hub. `smartspec`
+    is accepted too."""
     policy: str = "goodput"
     """policy of requests that name none."""
     proposer: Literal["auto", "draft_model", "heads", "prompt_lookup"] = "auto"
@@ -306,6 +311,18 @@ class ServerConfig(_Layer):
     explain: bool = False
     """allow clients to ask for `explain_steps`. It shows numbers of all requests. The server then
     also writes each step as JSON."""
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _usable_names(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        adapters = getattr(info.data.get("engine"), "lora", ())
+        for name in value:
+            if not name.isprintable() or not 1 <= len(name) <= MAX_NAME or name in adapters:
+                raise ValueError(
+                    f"the name {name!r:.80} must be 1 to {MAX_NAME} printable characters, and not "
+                    "in engine.lora"
+                )
+        return value
 
     @field_validator("policy")
     @classmethod

@@ -72,7 +72,7 @@ def openai_of(config: ServerConfig) -> OpenAi | None:
     port, folder = int(os.environ.get("SMARTSPEC_OPENAI_PORT", OPENAI_PORT)), tokenizer_dir(config)
     if not port or folder is None:
         return None
-    return OpenAi(port, folder, adapters=adapter_names(config))
+    return OpenAi(port, folder, adapters=adapter_names(config), names=config.served_model_name)
 
 
 def check_exposure(address: Address) -> None:

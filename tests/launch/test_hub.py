@@ -21,7 +21,7 @@ from smartspec_launch.hub import hub_name
 from smartspec_launch.hub_files import gguf_file
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.models import with_local_models
-from smartspec_launch.paths import hub_names, with_absolute_paths
+from smartspec_launch.paths import hub_names, name_of, with_absolute_paths
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.supported import ModelError
@@ -448,3 +448,17 @@ def test_drafts_of_families() -> None:
         update={"served_model_name": ["Qwen/Qwen2.5-7B-Instruct"]}
     )
     assert suggested_draft(with_heads) is None
+
+
+def test_the_default_name_is_what_a_person_calls_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder or a file, not what it becomes in a cache; see the other tests for the hub."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "own.gguf", make_model("qwen3"), few_fields(104))
+    for path, name in ((TINY / "target", "target"), (tmp_path / "own.gguf", "own")):
+        assert found(model=str(path)).served_model_name == [name]
+    given = config_of(model=str(TINY / "target")).model_copy(update={"served_model_name": ["x"]})
+    assert with_local_models(given, print).served_model_name == ["x"]
+    snapshot = Path("/hf/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0123abcd")
+    assert [name_of(path) for path in (snapshot, TINY / "draft")] == ["Qwen/Qwen2.5-0.5B", "draft"]

@@ -306,7 +306,7 @@ def test_the_page_of_the_routes_has_each_route() -> None:
     found = re.findall(r"`(GET|POST) (/[^`]*)`", page.partition("\n## ")[0])
     app = create_app(Echo(), PROMPTS, Settings("smartspec", Limits(512)))
     routes = {
-        (method, route.path.replace("{name}", "smartspec"))
+        (method, route.path.replace("{name:path}", "NAME"))
         for route in app.routes
         if isinstance(route, Route) and "redirect" not in route.path
         for method in (route.methods or set()) - {"HEAD"}
@@ -745,6 +745,30 @@ def test_adapters_are_listed_as_models() -> None:
     assert [one["id"] for one in (plain, sql, chat)] == ["smartspec", "sql", "chat"]
     assert (plain.get("parent"), sql["parent"]) == (None, "smartspec")
     assert asked.get("/v1/models/sql").json() == sql
+
+
+def test_the_served_names() -> None:
+    """Each is listed and accepted on every route, and so is `smartspec`; adapters have a parent."""
+    model = Echo()
+    given = Settings("Qwen/Q-1B:Q4_K_M", Limits(512), aliases=["q"], adapters=["sql"])
+    asked = TestClient(create_app(model, PROMPTS, given))
+    listed = asked.get("/v1/models").json()
+    assert listed["models"] == []
+    first, second, adapter = listed["data"]
+    assert [one["id"] for one in (first, second)] == ["Qwen/Q-1B:Q4_K_M", "q"]
+    assert [one.get("parent") for one in listed["data"]] == [None, None, "Qwen/Q-1B:Q4_K_M"]
+    assert (first["max_model_len"], first["max_output_tokens"]) == (512, 511)
+    assert asked.get("/v1/models/Qwen/Q-1B:Q4_K_M").json() == first
+    assert asked.get("/v1/models/Qwen%2FQ-1B:Q4_K_M").json() == first
+    assert asked.get("/v1/models/sql").json() == adapter
+    assert asked.get("/v1/models/smartspec").json()["id"] == "smartspec"
+    for path, body in ADAPTER_BODIES.items():
+        assert asked.post(path, json=body).json()["model"] == "Qwen/Q-1B:Q4_K_M"
+        for name in ("Qwen/Q-1B:Q4_K_M", "q", "smartspec"):
+            assert asked.post(path, json=body | {"model": name}).json()["model"] == name
+        missing = asked.post(path, json=body | {"model": "gpt"}).json()["error"]["message"]
+        assert missing == "model: got 'gpt', must be 'Qwen/Q-1B:Q4_K_M' or 'q' or 'sql'"
+    assert all("lora_name" not in fields for fields in model.asked)
 
 
 def test_models_tokens_and_health() -> None:

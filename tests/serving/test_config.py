@@ -284,3 +284,18 @@ def test_a_kind_that_no_installed_package_has_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr("smartspec_py.config.entry_points", lambda **_: EntryPoints())
     with pytest.raises(ValueError, match=r"kind must be one of torch, trtllm "):
         ServerConfig.model_validate({"engine": FAKE})
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ([""], r"served_model_name: the name '' must be 1 to 256 printable characters"),
+        (["a\nb"], r"served_model_name: the name 'a\\nb' must be 1 to 256 printable characters"),
+        (["q", "sql"], r"served_model_name: the name 'sql' must be .* and not in engine\.lora"),
+    ],
+)
+def test_names_that_cannot_be_served(tmp_path: Path, names: list[str], sentence: str) -> None:
+    engine = {"kind": "torch", "model": "m", "lora": {"sql": "x"}}
+    assert read(tmp_path, {"engine": engine, "served_model_name": ["Qwen/Q:Q4_0", "q"]})
+    with pytest.raises(ConfigError, match=sentence):
+        read(tmp_path, {"engine": engine, "served_model_name": names})

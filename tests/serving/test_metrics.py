@@ -51,7 +51,7 @@ class MemoryMetrics:
 
 
 def new_meter() -> Meter:
-    return Meter("draft_model", 4, "goodput")
+    return Meter("draft_model", 4, "goodput", "Qwen/Q")
 
 
 def step(
@@ -100,7 +100,7 @@ def test_all_counters_are_there_before_anything_happened() -> None:
     """Two counters have 4 positions, one 3 reasons to end, one 3 to be refused, one 4 deciders, one
     3 causes."""
     values = flushed(new_meter()).values
-    assert values.pop(("config_info", "draft_model", "4", "goodput")) == 1
+    assert values.pop(("config_info", "draft_model", "4", "goodput", "Qwen/Q")) == 1
     counters = {f.name.removeprefix("smartspec_") for f in FAMILIES if f.kind is Kind.COUNTER}
     assert {name for name, *_ in values} == counters
     assert len(values) == len(counters) + 3 + 3 + 2 + 2 + 3 + 2

@@ -58,7 +58,8 @@ def adapter_names(config: ServerConfig) -> tuple[str, ...]:
 class OpenAi:
     """How to serve the OpenAI routes. model_dir: of the target, with its tokenizer.
     chat_template: None uses that of the model. api_key_file: None uses the environment.
-    cors: origins whose pages may use them. adapters: names of LoRA adapters."""
+    cors: origins whose pages may use them. adapters: names of LoRA adapters. names: of the model;
+    the first is in answers."""
 
     port: int
     model_dir: Path
@@ -66,6 +67,7 @@ class OpenAi:
     api_key_file: Path | None = None
     cors: Sequence[str] = ()
     adapters: Sequence[str] = ()
+    names: Sequence[str] = ()
 
     def url(self, address: Address) -> str:
         return f"http://{address.reach}:{self.port}/v1"

@@ -43,7 +43,8 @@ def with_local_models(config: ServerConfig, say: Say) -> ServerConfig:
 
 def _with_served_name(config: ServerConfig) -> ServerConfig:
     """With the name of the model, before it is that of a folder in a cache."""
-    model = config.engine.paths().get("model")
+    paths = config.engine.paths()
+    model = paths.get("model") or paths.get("target")
     if config.served_model_name or model is None:
         return config
     is_hub = "model" in hub_names(config, Path("/"))

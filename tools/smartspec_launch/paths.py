@@ -20,6 +20,13 @@ def run_dir(http_port: int) -> Path:
     return cache_dir() / f"run-{http_port}"
 
 
+def name_of(path: Path) -> str:
+    """What a person calls the model of this path: its name on the hub, or that of the folder."""
+    if path.parent.name == "snapshots" and path.parts[-3].startswith("models--"):
+        return path.parts[-3].removeprefix("models--").replace("--", "/")
+    return path.name
+
+
 def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
     """The configuration with absolute engine paths. Relative paths are resolved from `folder`.
     Names of the hub stay as they are."""

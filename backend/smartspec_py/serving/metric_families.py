@@ -156,5 +156,10 @@ E2E = _histogram(
     _E2E_S,
 )
 CONFIG_INFO = _gauge(
-    "config_info", "Always 1; the labels say what is served", "method", "k_max", "policy"
+    "config_info",
+    "Always 1; the labels say what is served",
+    "method",
+    "k_max",
+    "policy",
+    "served_model_name",
 )

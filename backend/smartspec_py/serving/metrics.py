@@ -43,9 +43,9 @@ def drop(family: Family, labels: tuple[str, ...], value: float) -> None:
 class Meter:
     """Adds up samples between flushes. Used by one thread. Callers pass the time."""
 
-    def __init__(self, method: str, k_max: int, policy: str) -> None:
+    def __init__(self, method: str, k_max: int, policy: str, name: str = "") -> None:
         """For `config_info`. method: default proposer. k_max: largest draft length. policy: the
-        server's default."""
+        server's default. name: of the model, for clients."""
         zeros = dict.fromkeys(_counters_from_zero(k_max), 0.0)
         self._counts: dict[Series, float] = defaultdict(float, zeros)
         self._gauges: dict[Series, float] = {}
@@ -56,7 +56,7 @@ class Meter:
         self._verified: Counter[tuple[int, int]] = Counter()
         self._planned: list[StepRecord] = []
         self._last_flush_s = -math.inf
-        self._set(families.CONFIG_INFO, 1.0, method, str(k_max), policy)
+        self._set(families.CONFIG_INFO, 1.0, method, str(k_max), policy, name)
 
     def add_step(self, step: StepRecord) -> None:
         self._last_step = step

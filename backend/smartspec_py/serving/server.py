@@ -289,7 +289,8 @@ def _meter(engine: Engine, config: ServerConfig) -> Meter:
     most = min(config.limits.max_draft_len, engine.target.capabilities.max_draft_len)
     auto = next(iter(engine.proposers), "none")
     method = auto if config.proposer == "auto" else config.proposer
-    return Meter(method, most if engine.proposers else 0, config.policy)
+    name = next(iter(config.served_model_name), "")
+    return Meter(method, most if engine.proposers else 0, config.policy, name)
 
 
 def _describe(engine: Engine, capacity: int) -> str:

@@ -275,7 +275,7 @@ def _about(config: ServerConfig, temperature: float) -> dict[str, object]:
     engine = config.engine.model_dump(mode="json")
     for name in ("model", "draft", "target", "heads"):
         if engine.get(name):
-            engine[name] = Path(engine[name]).name
+            engine[name] = paths.name_of(Path(engine[name]))
     engine.pop("profile_cache", None)
     limits = config.limits.model_dump(mode="json")
     return {**engine, "limits": limits, "temperature": temperature}

@@ -137,7 +137,7 @@ def quickstart(
     openai = None
     if keep:
         port = OPENAI_PORT if can_bind(address.host, OPENAI_PORT) else free_address().http_port
-        openai = OpenAi(port, model_folder(shown.target))
+        openai = OpenAi(port, model_folder(shown.target), names=config.served_model_name)
     server = TritonServer(config, CACHE / f"run-{address.http_port}", address, openai=openai)
     try:
         with signals_interrupt(), server:

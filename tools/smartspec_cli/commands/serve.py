@@ -111,6 +111,14 @@ def serve(
             rich_help_panel="Files",
         ),
     ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        _of_address(
+            help="Name of the model for clients of OpenAI's and Anthropic's API; default: its "
+            "folder, GGUF file or hub name. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     alias: Annotated[
         list[str] | None,
         _of_address(
@@ -136,6 +144,7 @@ def serve(
         engine={**engine, "num_threads": num_threads},
         policy=policy,
         explain=explain,
+        served_model_name=served_model_name or [],
     )
     console = Console(stderr=True)
     if console.is_terminal and (draft_name := suggested_draft(checked)):
@@ -151,6 +160,7 @@ def serve(
             api_key_file,
             cors=cors or (),
             adapters=adapter_names(checked),
+            names=checked.served_model_name,
         )
     folder = (run_dir or paths.run_dir(http_port)).resolve()
     server = TritonServer(checked, folder, address, aliases=alias or (), openai=openai)

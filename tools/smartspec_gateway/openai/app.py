@@ -41,7 +41,14 @@ KEY_VARIABLE = "SMARTSPEC_API_KEY"
 def work_of(openai: OpenAi) -> Work:
     """What a process of `workers` does for the application."""
     prompts = Prompts(openai.model_dir, openai.chat_template)
-    return Requests(prompts, Settings(MODEL_NAME, Limits(), adapters=openai.adapters)).work
+    return Requests(prompts, settings_of(openai, Limits())).work
+
+
+def settings_of(
+    openai: OpenAi, limits: Limits, keys: tuple[str, ...] | None = None, metrics_url: str = ""
+) -> Settings:
+    name, *aliases = openai.names or (MODEL_NAME,)
+    return Settings(name, limits, keys, metrics_url, openai.adapters, aliases)
 
 
 def openai_app(
@@ -53,7 +60,7 @@ def openai_app(
         keys = api_keys(openai.api_key_file)
     except (PromptError, OSError) as error:
         sys.exit(f"smartspec_gateway: {error}")
-    settings = Settings(MODEL_NAME, limits, keys, metrics_url, openai.adapters)
+    settings = settings_of(openai, limits, keys, metrics_url)
     return create_app(Model(triton, MODEL_NAME), prompts, settings, workers)
 
 
@@ -107,9 +114,11 @@ def create_app(
     @app.get("/v1/models", dependencies=keyed)
     async def models() -> dict[str, Any]:
         names = endpoint.settings.names
-        return {"object": "list", "data": [endpoint.about_model(name) for name in names]}
+        # Codex needs the list `models`, whose entries would replace its instructions.
+        data = [endpoint.about_model(name) for name in names]
+        return {"object": "list", "data": data, "models": []}
 
-    @app.get("/v1/models/{name}", dependencies=keyed)
+    @app.get("/v1/models/{name:path}", dependencies=keyed)
     async def model_of(name: str) -> dict[str, Any]:
         endpoint.requests.check_model(name)
         return endpoint.about_model(name)

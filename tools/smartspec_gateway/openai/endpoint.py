@@ -68,9 +68,10 @@ class Endpoint:
             raise ApiError(401, message)
 
     def about_model(self, name: str) -> dict[str, Any]:
-        about = {"id": name, "object": "model", "created": self.begin_s}
-        about |= {"owned_by": "smartspec", "max_model_len": self.settings.limits.context_len}
-        return about | ({"parent": self.settings.name} if name != self.settings.name else {})
+        about = {"id": name, "object": "model", "created": self.begin_s, "owned_by": "smartspec"}
+        context_len = self.settings.limits.context_len  # a prompt has at least one token
+        about |= {"max_model_len": context_len, "max_output_tokens": context_len - 1}
+        return about | ({"parent": self.settings.name} if name in self.settings.adapters else {})
 
     async def prepared(self, request: Request, kind: str) -> Any:
         """What `Requests` makes of the body. Raises ApiError."""

@@ -37,6 +37,7 @@ from smartspec_gateway.openai.schema import (
 )
 from smartspec_gateway.openai.special_names import CUT, num_characters
 from smartspec_gateway.openai.validation import read
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES, MAX_GUIDE_BYTES
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
@@ -45,19 +46,21 @@ UINT64 = 1 << 64
 
 @dataclass(frozen=True)
 class Settings:
-    """name: of the model. api_keys: None if requests need no key. metrics_url: of Triton.
-    adapters: names of LoRA adapters, which requests choose as `model`."""
+    """name: of the model, in answers. api_keys: None if requests need no key. metrics_url: of
+    Triton. adapters: names of LoRA adapters, which requests choose as `model`. aliases: other names
+    of the model."""
 
     name: str
     limits: Limits
     api_keys: tuple[str, ...] | None = None
     metrics_url: str = ""
     adapters: Sequence[str] = ()
+    aliases: Sequence[str] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The values of `model`."""
-        return (self.name, *self.adapters)
+        """The values of `model`; MODEL_NAME is accepted too."""
+        return (self.name, *self.aliases, *self.adapters)
 
 
 class Requests:
@@ -83,7 +86,7 @@ class Requests:
         return self._routes[kind](body)
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.settings.names:
+        if name is not None and name not in (*self.settings.names, MODEL_NAME):
             known = " or ".join(map(repr, self.settings.names))
             raise ApiError(404, f"model: got {name!r:.80}, must be {known}", "model")
 
