@@ -375,6 +375,20 @@ def test_damaged_and_ambiguous_files_are_refused(tmp_path: Path) -> None:
         model_folder(tmp_path)
 
 
+def test_a_file_behind_links(tmp_path: Path) -> None:
+    """The cache of the hub consists of links. One that has gone changes nothing for another one."""
+    write(tmp_path / "blob", fields())
+    first, second = tmp_path / "1" / "m.gguf", tmp_path / "2" / "m.gguf"
+    for link in (first, second):
+        link.parent.mkdir()
+        link.symlink_to(tmp_path / "blob")
+    folder = model_folder(first)
+    first.unlink()
+    assert model_folder(second) == folder
+    check_files("the target", folder)
+    assert len(file_tensors(folder)) > 0
+
+
 def test_random_changes_of_a_header(tmp_path: Path) -> None:
     """Each is refused with one sentence, or changes something that can be any value, such as a
     letter of a token. Found by 12,000 changes with other seeds."""

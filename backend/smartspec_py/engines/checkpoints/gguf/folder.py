@@ -27,7 +27,7 @@ from smartspec_py.engines.checkpoints.gguf.tokenizer import (
 
 INDEX = "gguf.json"
 
-VERSION = 2
+VERSION = 3
 """Of this conversion. Folders that another version made are not used."""
 
 
@@ -107,7 +107,8 @@ def _documents(file: Path) -> dict[str, str]:
         "bos_token_id": vocabulary.special(fields, "bos"),
         "pad_token_id": vocabulary.special(fields, "padding"),
     }
-    index = {"file": str(file.absolute()), "size": file.stat().st_size, "tensors": places}
+    # Not a link to it, which may go: the key of the folder has the file itself too.
+    index = {"file": str(file.resolve()), "size": file.stat().st_size, "tensors": places}
     return {
         "config.json": json.dumps(config, indent=2),
         "generation_config.json": json.dumps(ends),
