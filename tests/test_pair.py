@@ -29,6 +29,9 @@ CUSTOM = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineFor
 MERGES = [("a", "b"), ("b", "c")]
 
 
+PHIMOE: dict[str, Any] = {"model_type": "phimoe", "architectures": ["PhimoeForCausalLM"]}
+
+
 def make_model(
     folder: Path,
     *,
@@ -135,12 +138,9 @@ def test_differing_tokenizers_are_refused(
             )
         ),
         (
-            {
-                "model_type": "phimoe",
-                "architectures": ["PhimoeForCausalLM"],
-                "sliding_window": 4096,
-            },
-            r"has layers of type sliding_attention, .* types: gemma2, ",
+            PHIMOE | {"sliding_window": 100},
+            r"phimoe and has a sliding window of 100 tokens, which is supported only for the types "
+            r"exaone4, gemma2, .*: set limits\.max_context_len to at most 100, or use another",
         ),
     ],
 )
@@ -201,8 +201,28 @@ def test_wrong_fields_of_the_configuration_are_named(
     ],
     ids=lambda config: config["model_type"],
 )
-def test_windows_are_served(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_windows_are_served_of_some_types(tmp_path: Path, config: dict[str, Any]) -> None:
     check_pair(make_model(tmp_path / "model", sliding_window=4096, **config), None)
+
+
+def test_a_window_that_is_not_shorter_than_the_context_is_none(tmp_path: Path) -> None:
+    """As in the files of Phi-3.5-MoE, 131,072 of 131,072, and Phi-4-mini, 262,144 of 131,072."""
+    longer = PHIMOE | {"max_position_embeddings": 1024}
+    for number, (window, max_context_len, is_served) in enumerate(
+        [
+            (1024, None, True),
+            (2048, None, True),
+            (1023, None, False),
+            (100, 100, True),
+            (99, 100, False),
+        ]
+    ):
+        model = make_model(tmp_path / str(number), sliding_window=window, **longer)
+        if is_served:
+            check_pair(model, None, max_context_len)
+        else:
+            with pytest.raises(ModelError, match=f"a sliding window of {window} tokens"):
+                check_pair(model, None, max_context_len)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.checkpoints.supported import MODELS
 from smartspec_py.engines.runtimes.openvino.supported import can_write_out
@@ -99,6 +100,28 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
 @pytest.mark.parametrize("kind", MODELS)
 def test_type(kind: str) -> None:
     check(make_config(kind))
+
+
+@pytest.mark.parametrize("window", [1, 11])
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_windows(kind: str, window: int) -> None:
+    """All that `check_pair` accepts; 40 tokens are more than both windows."""
+    more: dict[str, Any] = {"sliding_window": window}
+    if kind.startswith(("qwen", "smollm3")):
+        more |= {"use_sliding_window": True, "max_window_layers": 1}
+    if kind in ("exaone4", "smollm3"):
+        more["layer_types"] = ["sliding_attention", "full_attention"]
+    config = make_config(kind, **more)
+    assert has_window(config, len(TOKENS))
+    check(config)
+
+
+@pytest.mark.parametrize("kind", ["phi3", "phimoe", "qwen2_moe"])
+def test_a_window_of_all_positions(kind: str) -> None:
+    """Each type is served with such a window, as it is without one."""
+    config = make_config(kind, sliding_window=256)
+    assert not has_window(config, config.max_position_embeddings)
+    check(config)
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)

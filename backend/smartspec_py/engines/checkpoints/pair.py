@@ -18,8 +18,21 @@ from smartspec_py.engines.checkpoints.supported import (
     read_json,
 )
 
-WINDOWED = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "starcoder2")
-"""Model types whose sliding windows match Transformers in tests. Other types mask differently."""
+WINDOWED = (
+    "exaone4",
+    "gemma2",
+    "gemma3_text",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "starcoder2",
+)
+"""Model types whose sliding windows match Transformers in tests. Those of phimoe and qwen2_moe do
+not."""
 
 TOKENIZER_NAME = "tokenizer.json"
 UNUSUAL = "\ue000"
@@ -66,14 +79,15 @@ def check_pair_settings(
     for role, folder in (("target", target_dir), ("draft", draft_dir)):
         if folder is not None:
             check_model(f"the {role} {folder}", folder)
-    target = _read_model("target", target_dir)
+    target = _read_model("target", target_dir, max_context_len)
     _check_context(target, max_context_len)
     if draft_dir is None:
         return
     # Many pairs have identical files of 10 MB or more. Parsing one takes half a second.
     of_target, of_draft = target_dir / TOKENIZER_NAME, draft_dir / TOKENIZER_NAME
     is_shared = of_draft.is_file() and of_draft.read_bytes() == of_target.read_bytes()
-    draft = _read_model("draft", draft_dir, target.tokenizer if is_shared else None)
+    tokenizer = target.tokenizer if is_shared else None
+    draft = _read_model("draft", draft_dir, max_context_len, tokenizer)
     _compare(target, draft)
 
 
@@ -85,11 +99,13 @@ def check_pair_files(target_dir: Path, draft_dir: Path | None) -> None:
         check_files(f"the draft {draft_dir}", draft_dir)
 
 
-def _read_model(role: str, folder: Path, tokenizer: _Tokenizer | None = None) -> _Model:
+def _read_model(
+    role: str, folder: Path, max_context_len: int | None, tokenizer: _Tokenizer | None = None
+) -> _Model:
     """tokenizer: if it is already known."""
     name = f"the {role} {folder}"
     config = _read_config(name, folder)
-    _check_layers(name, config)
+    _check_layers(name, config, max_context_len)
     tokenizer = tokenizer or _read_tokenizer(name, folder)
     highest = max(tokenizer.added, max(tokenizer.token_ids.values()))
     if highest >= config.vocab_size:
@@ -152,26 +168,35 @@ def _read_config(name: str, folder: Path) -> Any:
     return config
 
 
-def _check_layers(name: str, config: Any) -> None:
-    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if has_window(config):
+def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
+    longest = max_context_len or getattr(config, "max_position_embeddings", None)
+    layers = set(getattr(config, "layer_types", None) or ())
+    layers -= {"full_attention", "sliding_attention"}
+    if has_window(config, longest) and config.model_type not in WINDOWED:
         layers.add("sliding_attention")
-    if config.model_type in WINDOWED:
-        layers.discard("sliding_attention")
+    if layers == {"sliding_attention"}:
+        raise ModelError(
+            f"{name} is of the type {config.model_type} and has a sliding window of "
+            f"{config.sliding_window} tokens, which is supported only for the types "
+            f"{', '.join(WINDOWED)}: set limits.max_context_len to at most "
+            f"{config.sliding_window}, or use another model"
+        )
     if layers:
         raise ModelError(
             f"{name} is of the type {config.model_type} and has layers of type "
             f"{', '.join(sorted(layers))}, which the PyTorch engine does not support: use a model "
-            f"with full attention in all layers, or one with sliding windows of these types: "
-            f"{', '.join(WINDOWED)}"
+            "with full attention or sliding windows"
         )
 
 
-def has_window(config: Any) -> bool:
-    """Whether a layer attends to a sliding window."""
+def has_window(config: Any, context_len: int | None) -> bool:
+    """Whether a layer attends to a sliding window. One that is not shorter than the longest context
+    is none: some files have windows longer than all positions. context_len: None if not known."""
+    window = getattr(config, "sliding_window", None)
+    if window is not None and context_len is not None and window >= context_len:
+        return False
     if layers := getattr(config, "layer_types", None):
         return "sliding_attention" in layers
-    window = getattr(config, "sliding_window", None)
     return window is not None and getattr(config, "use_sliding_window", True) is not False
 
 

@@ -273,7 +273,8 @@ def _drafter(setup: _Setup, target: Runner) -> DraftModelProposer | None:
 
 def _verifies_trees(setup: _Setup, target: Runner) -> bool:
     """Whether the target reads trees of drafts."""
-    windows = has_window(load_config(setup.run_config.path, setup.run_config.max_len))
+    max_len = setup.run_config.max_len
+    windows = has_window(load_config(setup.run_config.path, max_len), max_len)
     has_room = setup.limits.max_draft_len > 0 and setup.run_config.max_len > MAX_NODES
     return target.runtime == PYTORCH and has_room and not windows
 
