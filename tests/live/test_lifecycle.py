@@ -190,7 +190,8 @@ def test_tritons_python_process_does_not_crash_at_its_end(tmp_path: Path) -> Non
     """Python's fault handler writes a crash to the log; Triton's exit status does not show it.
 
     Short beats end the link's thread in time. While it waits, it holds the model, so that nothing
-    is destroyed.
+    is destroyed. The launcher would kill Triton before this end, so the test ends it, without
+    connections of the gateway, for which it would wait.
     """
     backend = tmp_path / "backend"
     shutil.copytree(PACKAGE_FOLDER, backend, ignore=shutil.ignore_patterns("__pycache__"))
@@ -201,6 +202,10 @@ def test_tritons_python_process_does_not_crash_at_its_end(tmp_path: Path) -> Non
     with server:
         server.wait_ready()
         time.sleep(0.5)  # the first values of the metrics
+        server._gateway.stop()
+        os.kill(server.pid, signal.SIGINT)
+        assert server._process is not None
+        server._process.wait(30)
     log = server.log_path.read_text()
     assert "successfully unloaded" in log
     assert "Segmentation fault" not in log
