@@ -47,6 +47,10 @@ class TritonSink:
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
         self._wanted, self._is_gateway = wanted_outputs(request)
+        self.accept()
+
+    def accept(self) -> None:
+        """See `GATEWAY`."""
         if self._is_gateway:
             self._sender.send(pb_utils.InferenceResponse([]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -80,6 +81,17 @@ def test_a_full_queue_refuses_at_once(narrow_server: TritonServer) -> None:
         [response] = list(grpc_stream(narrow_server, inputs))
         assert response.as_numpy("text_output").item() == b""
     assert waiting.pop().result(timeout=10)[0] == 200, "the one that waited is served"
+
+
+def test_a_stream_that_waits_has_its_headers(narrow_server: TritonServer) -> None:
+    """The only row is taken for 30 s, and the headers come within 10 s."""
+    address = narrow_server.address
+    with open_http_stream(narrow_server):
+        connection = http.client.HTTPConnection(address.reach, address.http_port, timeout=10)
+        connection.request("POST", "/v2/models/smartspec/generate_stream", json.dumps(SHORT))
+        assert connection.getresponse().status == 200
+        connection.close()
+    wait_until_free(narrow_server)
 
 
 def wait_until_running(server: TritonServer) -> None:

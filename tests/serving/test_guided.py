@@ -71,7 +71,7 @@ def answers(server: Server, max_tokens: int = 120, **fields: Any) -> list[LocalS
     found = generate(
         server, [GenerateParams(**one, max_tokens=max_tokens, **fields) for one in REQUESTS]
     )
-    assert [sink.error for sink in found] == [None] * len(found)
+    assert [(sink.error, sink.num_acceptances) for sink in found] == [(None, 1)] * len(found)
     return found
 
 
@@ -233,6 +233,7 @@ def refusal(server: Server, params: GenerateParams) -> str:
         code, message = error.code, str(error)
     else:
         assert sink.error is not None
+        assert not sink.num_acceptances, "the client would have the headers of a stream"
         code, message = sink.error
     assert code is ErrorCode.INVALID_ARGUMENT
     return message

@@ -110,6 +110,7 @@ def test_text_tokens_and_end_of_a_request(desk: Desk, stream: bool) -> None:
         desk.turn()
     desk.post(1, [], progress=Progress(5, num_cached=2), finish_reason=FinishReason.LENGTH)
     desk.turn()
+    assert sink.num_acceptances == 1
     assert sink.text == ("hello world" if stream else "xhello world")
     assert len(sink.pieces) == (6 if stream else 1)
     assert (sink.tokens, sink.num_finals) == (HELLO, 1)

@@ -6,6 +6,7 @@ instead of three (docs/research/performance.md).
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -29,6 +30,12 @@ METADATA = {
     "sequence_end",
 }
 """What Triton adds to the outputs of a response, the last three for an ensemble."""
+
+NUM_EMPTY = 2
+"""Empty responses that GATEWAY asks for. After the last one, the request is accepted."""
+
+IDLE_S = 10.0
+"""After this time without a response, an iterator tells that the request is still open."""
 
 _END = b"\n\n"
 _EVENT_STREAM = "text/event-stream"
@@ -72,7 +79,8 @@ class Triton:
         self, body: bytes, model: str, version: str = ""
     ) -> AsyncGenerator[Sequence[bytes], None]:
         """The JSON documents of the responses with outputs, each on one line. Those that arrive
-        together come together.
+        together come together. An empty sequence comes when the request is accepted, and after each
+        IDLE_S without a response.
 
         body: see `fields.body_of`. Closing the iterator cancels the request. Raises TritonError.
         """
@@ -81,12 +89,13 @@ class Triton:
             async with self._session.post(url, data=body) as answer:
                 if answer.content_type != _EVENT_STREAM:  # Triton's own checks
                     raise TritonError(answer.status, _reason(await answer.read()))
-                is_first = True
+                num_awaited = NUM_EMPTY
                 async for events in _events(answer.content):
                     documents = list(itertools.takewhile(_is_response, events))
-                    is_empty = is_first and documents != [] and _is_empty(documents[0])
-                    is_first = False
-                    if found := documents[is_empty:]:
+                    num_empty = len([*itertools.takewhile(_is_empty, documents[:num_awaited])])
+                    found = documents[num_empty:]
+                    num_awaited = 0 if found else num_awaited - num_empty
+                    if not num_awaited:
                         yield found
                     if len(documents) < len(events):
                         raise _of_model(_reason(events[len(documents)]))
@@ -107,9 +116,15 @@ def _path(model: str, version: str) -> str:
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:
-    """The data of events that arrive together, at least one."""
+    """The data of events that arrive together; none after each IDLE_S in which nothing arrived."""
     parts = [b""]
-    async for received in stream.iter_any():
+    while not stream.at_eof():
+        try:
+            async with asyncio.timeout(IDLE_S):
+                received = await stream.readany()
+        except TimeoutError:
+            yield []
+            continue
         is_end = _END in parts[-1][-1:] + received
         parts.append(received)
         if is_end:  # only then joined: an event may come in many parts
@@ -123,7 +138,7 @@ def _is_response(document: bytes) -> bool:
 
 
 def _is_empty(document: bytes) -> bool:
-    """Whether it has no outputs, as the first response that GATEWAY asks for."""
+    """Whether it has no outputs, as those that GATEWAY asks for."""
     return bool(json.loads(document).keys() <= METADATA)
 
 

@@ -97,7 +97,8 @@ async def _stream(responses: AsyncIterator[Sequence[bytes]], send: Send) -> None
             if not is_started:
                 await send(_event_stream())
                 is_started = True
-            await _send_events(send, documents)
+            if documents:
+                await _send_events(send, documents)
     except TritonError as error:
         if not is_started:
             raise

@@ -30,6 +30,7 @@ class LocalSink:
     replies: list[Reply] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     num_finals: int = 0
+    num_acceptances: int = 0
     error: tuple[ErrorCode, str] | None = None
     is_gone: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
@@ -76,6 +77,10 @@ class LocalSink:
     @property
     def seed(self) -> int:
         return self.last.seed
+
+    def accept(self) -> None:
+        assert not self.replies, "a response came before the acceptance"
+        self.num_acceptances += 1
 
     def send(self, reply: Reply) -> None:
         self.times_s.append(time.monotonic())

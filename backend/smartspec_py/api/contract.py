@@ -16,8 +16,9 @@ GATEWAY = "gateway_outputs"
 to send, separated by commas; empty for all.
 
 With it, an empty response comes at once, because Triton 2.51 does not see before the first response
-that a client has disconnected. And errors begin with the name of their code and a colon, because
-Triton does not pass codes on there.
+that a client has disconnected. A second one comes when the request is accepted, so that a stream
+can begin before the prompt is read. And errors begin with the name of their code and a colon,
+because Triton does not pass codes on there.
 """
 
 INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)

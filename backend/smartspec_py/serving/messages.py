@@ -113,6 +113,11 @@ def spec_metrics(steps: Sequence[tuple[int, int]], num_spec_tokens: int, level: 
 class Sink(Protocol):
     """Sends responses of one request to its client. Any call may raise after a disconnect."""
 
+    def accept(self) -> None:
+        """Tell that the request has passed all checks and is in the queue. Called once, before the
+        first response; not for a request that is refused."""
+        ...
+
     def send(self, reply: Reply) -> None: ...
 
     def fail(self, code: ErrorCode, message: str) -> None:

@@ -210,6 +210,7 @@ class Responder:
         for item in messages:
             if isinstance(item, ResponseState):
                 self._open[item.sequence] = item
+                _has_run(UNSENT, item.sink.accept)
             elif item is not None and not isinstance(item, Update):
                 _has_run(UNUSED, self._use, item)
 

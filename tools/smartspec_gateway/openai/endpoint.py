@@ -86,7 +86,7 @@ class Endpoint:
         return json_bytes_response(await self.prepared(request, kind))
 
     async def generate(self, request: Request, kind: str) -> Response:
-        """An answer, streamed or not. Errors up to the first piece have a status. Later ones are
+        """An answer, streamed or not. Errors until it is accepted have a status. Later ones are
         events."""
         found: Prepared = await self.prepared(request, kind)
         self._log(request.url.path, found.ignored)
@@ -97,8 +97,8 @@ class Endpoint:
             if not found.stream:
                 document = await until_gone(request.receive, writer.whole(pieces))
                 return _told(found, await json_response(document))
-            first = await until_gone(request.receive, anext(pieces))
-        shown = writer.events(pieces, first)
+            await until_gone(request.receive, anext(pieces))
+        shown = writer.events(pieces)
         return _told(found, StreamingResponse(shown, media_type="text/event-stream"))
 
     def _log(self, path: str, ignored: Sequence[str]) -> None:

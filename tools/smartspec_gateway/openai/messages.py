@@ -246,6 +246,7 @@ class MessageWriter(ItemWriter):
     names = NAMES
     item_type = Block
     has_empty_text = False
+    idle = 'event: ping\ndata: {"type": "ping"}\n\n'
 
     def __init__(self, found: Prepared, token_bytes: TokenBytes, count: Count) -> None:
         """token_bytes: of a token in the middle of a text."""

@@ -84,14 +84,19 @@ class Piece:
     log_probs: Mapping[str, Any] | None = None
 
 
+Arrival = tuple[int, Piece] | None
+"""A piece with the number of its choice. None: see `pieces_of`."""
+
+
 class Model:
     """A model of a Triton server."""
 
     def __init__(self, triton: Triton, name: str) -> None:
         self._triton, self._name = triton, name
 
-    async def generate(self, fields: Fields) -> AsyncIterator[Piece]:
-        """Closing the iterator cancels the request. Raises ApiError."""
+    async def generate(self, fields: Fields) -> AsyncIterator[Piece | None]:
+        """None comes when the request is accepted, and at times when nothing else comes. Closing
+        the iterator cancels the request. Raises ApiError."""
         is_over = False
         try:
             wanted = [output for name in IF_ASKED if name in fields for output in IF_ASKED[name]]
@@ -99,6 +104,8 @@ class Model:
             answers = self._triton.responses(_body(fields, outputs), self._name)
             async with contextlib.aclosing(answers):
                 async for found in answers:
+                    if not found:
+                        yield None
                     for piece in itertools.chain.from_iterable(map(_pieces, found)):
                         is_over = bool(piece.finish_reason)
                         yield piece

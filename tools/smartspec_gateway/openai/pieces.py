@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from smartspec_gateway.openai.choices import FINISH_REASONS
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.model import Fields, Model, Piece
+from smartspec_gateway.openai.model import Arrival, Fields, Model, Piece
 
 logger = logging.getLogger("smartspec_gateway.openai")
 
@@ -27,20 +27,21 @@ END_S = 1.0
 
 async def pieces_of(
     model: Model, choices: Sequence[Fields], guide_field: str = ""
-) -> AsyncIterator[tuple[int, Piece]]:
-    """The pieces of all choices as they arrive, with the number of the choice.
+) -> AsyncIterator[Arrival]:
+    """The pieces of all choices as they arrive, with the number of the choice. None comes first,
+    when all choices that begin at once are accepted, and later at times when nothing else comes.
 
     guide_field: the field of the client's request that has the grammar, for errors.
     Closing the iterator cancels all requests. Raises ApiError.
     """
-    queue: asyncio.Queue[tuple[int, Piece | ApiError]] = asyncio.Queue(MAX_PENDING)
+    queue: asyncio.Queue[tuple[int, Piece | ApiError | None]] = asyncio.Queue(MAX_PENDING)
     slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def run(number: int, fields: Fields) -> None:
         try:
             async with slots, aclosing(model.generate(fields)) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
-                    if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
+                    if piece and piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
                         raise ApiError(503, "the server ended the request: send it again later")
                     await queue.put((number, piece))
         except ApiError as error:
@@ -52,11 +53,18 @@ async def pieces_of(
 
     tasks = [asyncio.create_task(run(number, one)) for number, one in enumerate(choices)]
     num_left = len(tasks)
+    unaccepted = set(range(min(num_left, MAX_AT_ONCE)))
     try:
         while num_left:
             number, found = await queue.get()
             if isinstance(found, ApiError):
                 raise found
+            is_new = bool(unaccepted)
+            unaccepted = unaccepted - {number} if found is None else set()
+            if not unaccepted and (is_new or found is None):
+                yield None
+            if found is None:
+                continue
             num_left -= bool(found.finish_reason)
             yield number, found
             if found.log_probs:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 from smartspec_gateway.openai.choices import Choice, Prepared
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import parts, sliced
-from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.model import Arrival, Piece
 
 Event = dict[str, Any]
 Count = Callable[[str], Awaitable[int]]
@@ -32,12 +32,19 @@ LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 DONE = "data: [DONE]\n\n"
 
+IDLE = ": the request is open\n\n"
+"""A comment, which clients skip. It is sent while nothing else comes, for example while a long
+prompt is read. Without it, clients and proxies would take the connection for dead."""
+
 
 class Writer(ABC):
     """An answer in progress. Streamed or not, the same pieces are added."""
 
     names: ClassVar[Mapping[str, str]] = {}
     """Fields of chats that have another name in the API, for errors."""
+
+    idle: ClassVar[str] = IDLE
+    """What is sent while nothing else comes."""
 
     after_last = ""
     """What follows the last event of a stream."""
@@ -51,24 +58,24 @@ class Writer(ABC):
         self._num_tokens, self._num_cached = 0, 0
         self._metrics: str | None = None
 
-    async def whole(self, pieces: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
+    async def whole(self, pieces: AsyncIterator[Arrival]) -> dict[str, Any]:
+        """The answer to a request that is not streamed. pieces: see `pieces_of`."""
         async with aclosing(pieces):  # type: ignore[type-var]
             async for found in pieces:
-                self._hold(*found)
+                if found:
+                    self._hold(*found)
         return await self._document()
 
-    async def events(
-        self, pieces: AsyncIterator[tuple[int, Piece]], first: tuple[int, Piece]
-    ) -> AsyncIterator[str]:
-        """The server-sent events. first: a piece that was already read."""
+    async def events(self, pieces: AsyncIterator[Arrival]) -> AsyncIterator[str]:
+        """The server-sent events. pieces: see `pieces_of`."""
         async with aclosing(pieces):  # type: ignore[type-var]
             try:
                 async for part in self._sent(self._first_events()):
                     yield part
-                async for part in self._sent(self._of_piece(*first)):
-                    yield part
                 async for found in pieces:
+                    if found is None:
+                        yield self.idle
+                        continue
                     async for part in self._sent(self._of_piece(*found)):
                         yield part
                 async for part in self._sent(await self._last_events()):
