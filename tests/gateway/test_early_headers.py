@@ -122,8 +122,8 @@ def test_a_refusal_of_one_of_several_choices_has_a_status(triton: StandIn, port:
 @pytest.mark.parametrize(
     ("path", "event"),
     [
-        (CHATS, b'data: {"error": {"message": "deadline_ms: 5 ms passed'),
-        ("/v1/completions", b'data: {"error": {"message": "deadline_ms: 5 ms passed'),
+        (CHATS, b'data: {"error":{"message":"deadline_ms: 5 ms passed'),
+        ("/v1/completions", b'data: {"error":{"message":"deadline_ms: 5 ms passed'),
         ("/v1/responses", b'event: response.failed\ndata: {"type":"response.failed"'),
         (MESSAGES, b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"'),
     ],
