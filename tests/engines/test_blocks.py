@@ -155,6 +155,15 @@ def test_the_oldest_memory_goes_first_and_the_end_of_a_text_before_its_beginning
         keys.read(keys.begin(9, "Y" * 20), 16)
 
 
+def test_a_prefix_without_room_for_its_last_block_is_used_as_far_as_it_goes() -> None:
+    keys = Keys(num_blocks=4)
+    keys.read(keys.begin(1, LONG), 12)
+    keys.read(keys.begin(2, "XYZ"), 3)
+    assert keys.begin(3, LONG + "m").num_cached == 12
+    assert keys.begin(4, LONG[:11] + "m").num_cached == 8
+    keys.check()
+
+
 def num_found(keys: Keys) -> list[int]:
     """Tokens in the cache of each of the two texts."""
     tables = [Keys().begin(0, text + "!") for text in OTHERS]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -35,7 +36,6 @@ from smartspec_py.core.types import SequenceId
 
 MIN_REUSED = 8
 """Shorter common prefixes are not reused. Prefilling them costs less than a copy."""
-
 
 MOST_OUTDATED = 1024
 """The heap of idle nodes is cleaned when it has so many entries more than valid ones."""
@@ -278,25 +278,25 @@ class BlockPool:
         return (nodes, partial, num) if num >= MIN_REUSED else ([], None, 0)
 
     def _begin(self, table: Table, nodes: list[_Node], partial: _Node | None, num: int) -> None:
-        """Give the table these nodes, and a copy of what is common with the partial one, up to num
-        tokens in all."""
-        table.num_cached = num
-        num_slots = max(0, num - self.first)
-        whole, num_partial = divmod(num_slots, self.block_len)
+        """Give the table these nodes, and a copy of what is common with the partial one if a block
+        is free, up to num tokens in all."""
+        whole, num_partial = divmod(max(0, num - self.first), self.block_len)
         source = nodes[whole] if whole < len(nodes) else partial
         table.nodes = nodes[:whole]
         for place, node in enumerate(table.nodes):
             node.num_users += 1
             self.num_shared += node.num_users > 1
             table.blocks[place] = node.block
-        table.num_blocks = whole
+        table.num_blocks, table.num_cached = whole, num - num_partial if whole else 0
         if num_partial and source is not None:
             source.last_used = self._num_releases
             self._note_idle(source)
-            block = self._take()
-            table.blocks[whole], table.num_blocks = block, whole + 1
-            if block != source.block:  # else the source was evicted, and this is its block
-                self._copy(source.block, block, num_partial)
+            with suppress(OutOfBlocksError):
+                self.extend(table, num)
+                block = int(table.blocks[whole])
+                if block != source.block:  # else the source was evicted, and this is its block
+                    self._copy(source.block, block, num_partial)
+                table.num_cached = num
         if self._per_table == 1:
             self.extend(table, self.first + 1)
 
