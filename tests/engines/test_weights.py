@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
+from smartspec_py.engines.runtimes.openvino import supported
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import to_int4, to_int8
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
@@ -71,7 +72,7 @@ def test_int4_that_no_group_fits_is_refused() -> None:
 def test_auto_is_int8_for_large_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, weights: str
 ) -> None:
-    monkeypatch.setattr(runner_module, "LARGE", least)
+    monkeypatch.setattr(supported, "LARGE", least)
     make_model("llama").save_pretrained(tmp_path)
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="auto"))
     assert runner.config.weights == weights
@@ -91,18 +92,17 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     assert len(OpenVinoRunner(make_model("llama"), CONFIG).ready_sizes) == 3
 
 
-def test_a_row_gives_memory_back() -> None:
-    """Pages that were given back are read as 0. A block takes one page: 32 tokens of 32 numbers.
-    The first 33 tokens are in two blocks."""
+def test_blocks_give_memory_back() -> None:
+    """Pages that were given back are read as 0. A block takes one page: 32 tokens of 32 numbers. Of
+    two rows of 64 tokens and one more, there are six blocks, and one for padding."""
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | {"num_key_value_heads": 1}))
-    runner = OpenVinoRunner(model, replace(CONFIG, max_len=160))
+    runner = OpenVinoRunner(model, CONFIG)
     for tensor in runner.cache.tensors.values():
         tensor.data[:] = 1
-    runner.cache.drop_row(0, 33)
-    runner.cache.drop_row(1)
+    runner.cache.drop([1, 2, 5])
     for tensor in runner.cache.tensors.values():
         used = tensor.data.reshape(len(tensor.data), -1).any(1)
-        assert used.tolist() == [True] * 2 + [False] * 3 + [False] * 5 + [True]
+        assert used.tolist() == [True, False, False, True, True, False, True]
 
 
 @pytest.mark.parametrize("form", ["safetensors", "shards", "bin"])

@@ -119,4 +119,4 @@ def test_a_grammar_that_does_not_end_is_refused_and_delays_nobody(
         assert json.loads(body)["text_output"].removeprefix("Question:") in ("yes", "no")
         status, body = refused.result()
     assert status == 400
-    assert "guided_decoding_guide: must be a grammar that works: compiling took longer" in body
+    assert "guided_decoding_guide: must be a grammar that works: compiling took" in body
