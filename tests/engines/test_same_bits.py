@@ -41,6 +41,8 @@ from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.machine import has_vnni
 from smartspec_py.engines.runtimes.runner import RunnerConfig, bytes_per_token
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 4, 16, 40
 GREEDY = SamplingParams()
 LONG_PROMPT = 100

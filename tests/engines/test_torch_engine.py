@@ -36,6 +36,8 @@ from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 NUM_TOKENS = 24
 GREEDY = SamplingParams()
 

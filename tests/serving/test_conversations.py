@@ -15,6 +15,8 @@ from smartspec_py.engines.local.blocks import Memory
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate, serving
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 TARGET_BYTES, DRAFT_BYTES = (layers * 2 * 8 * 16 * 4 for layers in (3, 2))
 """Keys and values of a token, in float32: layers, heads, width."""
