@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_bench.expand import PRESETS, SizeError, expand, expand_medusa
-from smartspec_py.engines.runtimes.heads.medusa import load_heads
+from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 TINY = Path(__file__).parents[1] / "engines_build" / "tiny"

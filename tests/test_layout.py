@@ -91,7 +91,8 @@ def test_the_backend_has_few_dependencies() -> None:
     assert tops_of(BACKEND.rglob("*.py")) - {"smartspec_py"} == DEPENDENCIES
 
 
-COMPUTING = ("engines.runtimes", "engines.local", "engines.trtllm")
+ABOVE_CACHES = ("engines.drafts", "engines.local", "engines.trtllm")
+ABOVE_RUNTIMES = ("engines.cache", *ABOVE_CACHES)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +100,11 @@ COMPUTING = ("engines.runtimes", "engines.local", "engines.trtllm")
     [
         ("core", ("engines", "config", "api", "serving")),
         ("engines", ("api", "serving")),
-        ("engines/checkpoints", ("engines.decoding", *COMPUTING)),
-        ("engines/decoding", ("engines.checkpoints", *COMPUTING)),
-        ("engines/runtimes", ("engines.decoding", "engines.local", "engines.trtllm")),
-        ("engines/proposers", ("engines.checkpoints", "engines.decoding", *COMPUTING)),
+        ("engines/checkpoints", ("engines.decoding", "engines.runtimes", *ABOVE_RUNTIMES)),
+        ("engines/decoding", ("engines.checkpoints", "engines.runtimes", *ABOVE_RUNTIMES)),
+        ("engines/runtimes", ("engines.decoding", *ABOVE_RUNTIMES)),
+        ("engines/cache", ABOVE_CACHES),
+        ("engines/drafts", ("engines.local", "engines.trtllm")),
     ],
 )
 def test_a_part_of_the_backend_imports_nothing_above_it(part: str, above: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Draft, DraftTask
-from smartspec_py.engines.proposers.lookup import DISAGREED, PromptLookupProposer
+from smartspec_py.engines.drafts.lookup import DISAGREED, PromptLookupProposer
 
 SEQUENCE = 7
 

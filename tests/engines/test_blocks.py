@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch_models import check_pool
 
-from smartspec_py.engines.local.blocks import (
+from smartspec_py.engines.cache.blocks import (
     MIN_REUSED,
     BlockPool,
     Memory,

@@ -29,12 +29,12 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError
-from smartspec_py.engines.local import eagle_proposer
-from smartspec_py.engines.local.eagle_proposer import EagleProposer
+from smartspec_py.engines.drafts.eagle import proposer as eagle_proposer
+from smartspec_py.engines.drafts.eagle.head import EagleHead, is_eagle, load_eagle, read_config
+from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
+from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
+from smartspec_py.engines.drafts.eagle.runner import EagleRunner
 from smartspec_py.engines.local.target import TorchTarget
-from smartspec_py.engines.runtimes.heads.eagle import EagleHead, is_eagle, load_eagle, read_config
-from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
-from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner

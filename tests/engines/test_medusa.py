@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from smartspec_py.engines.checkpoints.supported import ModelError
-from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads, load_heads
+from smartspec_py.engines.drafts.medusa.heads import MedusaHeads, load_heads
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 HIDDEN, ROWS, VOCAB = 16, 40, 36  # the target pads its vocabulary

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, SequenceStart, Verify, Work
-from smartspec_py.engines.local.draft_model import DraftModelProposer
+from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig

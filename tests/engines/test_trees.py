@@ -20,8 +20,8 @@ from smartspec_py.engines.decoding.sampling import (
     verify,
 )
 from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.drafts.growing import GrowingTrees
 from smartspec_py.engines.local.target import TorchTarget
-from smartspec_py.engines.local.trees import GrowingTrees
 from smartspec_py.engines.runtimes.runner import RowInput
 
 NUM_TOKENS = 30

@@ -19,10 +19,10 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import Event, TargetCapabilities, Work
+from smartspec_py.engines.cache.blocks import BlockPool
+from smartspec_py.engines.cache.cached_model import CachedModel
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
-from smartspec_py.engines.local.blocks import BlockPool
-from smartspec_py.engines.local.cached_model import CachedModel
-from smartspec_py.engines.local.draft_model import DraftModelProposer
+from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME

@@ -10,8 +10,8 @@ import pytest
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
+from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.local.blocks import Memory
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate, serving
 

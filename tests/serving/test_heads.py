@@ -20,9 +20,9 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import HEADS, ConfigError
 from smartspec_py.engines.base import DraftTask
-from smartspec_py.engines.local.medusa_proposer import HeadsProposer
+from smartspec_py.engines.drafts.medusa.heads import load_heads
+from smartspec_py.engines.drafts.medusa.proposer import HeadsProposer
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
-from smartspec_py.engines.runtimes.heads.medusa import load_heads
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason

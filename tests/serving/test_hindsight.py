@@ -9,7 +9,7 @@ from harness import VOCAB_SIZE
 
 from smartspec_py.core.types import SamplingParams, SequenceId, SpecPlan
 from smartspec_py.engines.base import Event
-from smartspec_py.engines.proposers.lookup import PromptLookupProposer
+from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.step import Mode

@@ -472,7 +472,7 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
     """Of 2 rows of 5 tokens: all, the last one of each, none; and no more than there are."""
     import torch
 
-    from smartspec_py.engines.local.draft_model import DraftModelProposer
+    from smartspec_py.engines.drafts.draft_model import DraftModelProposer
     from smartspec_py.engines.local.target import TorchTarget
     from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
     from smartspec_py.engines.runtimes.runner import RunnerConfig

@@ -29,8 +29,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import NO_TOKEN
-from smartspec_py.engines.runtimes.heads.eagle import FLAGS, EagleConfig, EagleHead, empty_head
-from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
+from smartspec_py.engines.drafts.eagle.head import FLAGS, EagleConfig, EagleHead, empty_head
+from smartspec_py.engines.drafts.eagle.runner import EagleRunner
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
 from smartspec_py.engines.runtimes.pytorch.compiled import compile_parts, merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import Float8Linear, has_float8, use_float8

@@ -106,8 +106,8 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     """
     from smartspec_py.engines.checkpoints.config import load_config
     from smartspec_py.engines.checkpoints.pair import check_pair_settings
+    from smartspec_py.engines.drafts.eagle.head import is_eagle, read_config
     from smartspec_py.engines.local.devices import place
-    from smartspec_py.engines.runtimes.heads.eagle import is_eagle, read_config
     from smartspec_py.engines.runtimes.machine import free_bytes
 
     engine, limits = config.engine, config.limits

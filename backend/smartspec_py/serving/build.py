@@ -20,8 +20,8 @@ from smartspec_py.config import (
     TrtllmEngineConfig,
 )
 from smartspec_py.defaults import PROMPT_LOOKUP, ConfigError
+from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.proposers.lookup import PromptLookupProposer
 
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:

@@ -33,7 +33,7 @@ from smartspec_py.engines.base import (
     Proposer,
     ProposerCapabilities,
 )
-from smartspec_py.engines.proposers.guarded import GuardedProposer
+from smartspec_py.engines.drafts.guarded import GuardedProposer
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import Mode
 

@@ -26,7 +26,7 @@ def expand(
     Expand Medusa heads with the same preset as their target.
     """
     from smartspec_bench import expand as expansion
-    from smartspec_py.engines.runtimes.heads.eagle import is_eagle
+    from smartspec_py.engines.drafts.eagle.head import is_eagle
 
     if preset not in expansion.PRESETS:
         fail(f"--preset: {preset!r} must be one of {', '.join(expansion.PRESETS)}", USAGE_ERROR)

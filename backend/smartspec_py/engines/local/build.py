@@ -18,6 +18,7 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.defaults import DRAFT_MODEL, HEADS, ConfigError
 from smartspec_py.engines.base import Proposer
+from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE
 from smartspec_py.engines.checkpoints.adapters import (
     NO_ADAPTERS,
@@ -29,14 +30,22 @@ from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.pair import check_pair, has_window
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
+from smartspec_py.engines.drafts.draft_model import DraftModelProposer
+from smartspec_py.engines.drafts.eagle.head import (
+    EagleConfig,
+    EagleHead,
+    is_eagle,
+    load_eagle,
+    read_config,
+)
+from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
+from smartspec_py.engines.drafts.eagle.runner import EagleRunner
+from smartspec_py.engines.drafts.medusa.heads import MedusaHeads, load_heads
+from smartspec_py.engines.drafts.medusa.proposer import HeadsProposer
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.local.blocks import Memory
 from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import Devices, dtype_of, dtype_text, place
-from smartspec_py.engines.local.draft_model import DraftModelProposer
-from smartspec_py.engines.local.eagle_proposer import EagleProposer
 from smartspec_py.engines.local.load import has_blocks, load, named, uses_graphs
-from smartspec_py.engines.local.medusa_proposer import HeadsProposer
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
 from smartspec_py.engines.model_files import (
@@ -48,15 +57,6 @@ from smartspec_py.engines.model_files import (
     stepwise_capabilities,
 )
 from smartspec_py.engines.profile import cached_profile, fingerprint, profile_path
-from smartspec_py.engines.runtimes.heads.eagle import (
-    EagleConfig,
-    EagleHead,
-    is_eagle,
-    load_eagle,
-    read_config,
-)
-from smartspec_py.engines.runtimes.heads.eagle_runner import EagleRunner
-from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.runtimes.machine import thread_count
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
@@ -292,7 +292,7 @@ def _eagle_runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Ru
         if run_config.weights == FP8:
             use_float8(head.parts)
         return EagleRunner(head, run_config)
-    from smartspec_py.engines.runtimes.openvino.eagle import OpenVinoEagleRunner
+    from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
 
     return OpenVinoEagleRunner(head, run_config)
 

@@ -24,6 +24,8 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
+from smartspec_py.engines.cache.blocks import Memory
+from smartspec_py.engines.cache.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.decoding.sampling import (
     NOT_FINITE,
     VerifyRequest,
@@ -33,8 +35,6 @@ from smartspec_py.engines.decoding.sampling import (
 )
 from smartspec_py.engines.device import Moment
 from smartspec_py.engines.host_time import Cause, HostTime
-from smartspec_py.engines.local.blocks import Memory
-from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 from smartspec_py.faults import ENDS, sentence
 

@@ -70,7 +70,7 @@ class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
     `num_logits`. num_prompt: how many of the first tokens are read as a prompt, see
     `runtimes.openvino.runner`. first: the row's first slot with a key, and states: one for each
-    token, [tokens, width], that a head reads with it; see `runtimes.heads.eagle`. adapter: see
+    token, [tokens, width], that a head reads with it; see `drafts.eagle.head`. adapter: see
     `Adapters`. blocks: that hold the row, of a runner with blocks; None takes those of this number.
 
     parents: of tokens that are a tree, for each token after the first the index of the token before

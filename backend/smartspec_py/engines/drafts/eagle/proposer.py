@@ -26,10 +26,10 @@ import torch
 from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Grammar
+from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
-from smartspec_py.engines.local.blocks import Memory
-from smartspec_py.engines.local.draft_model import Drafting, DraftModelProposer, DraftSequence
-from smartspec_py.engines.local.trees import GrowingTrees, fastest_s, tree_s
+from smartspec_py.engines.drafts.draft_model import Drafting, DraftModelProposer, DraftSequence
+from smartspec_py.engines.drafts.growing import GrowingTrees, fastest_s, tree_s
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 TIMED_DEPTH = 3

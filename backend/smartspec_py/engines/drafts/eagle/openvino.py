@@ -15,8 +15,8 @@ import openvino as ov
 import openvino.opset15 as op
 import torch
 
-from smartspec_py.engines.runtimes.heads.eagle import EagleHead
-from smartspec_py.engines.runtimes.heads.eagle_runner import OwnStates
+from smartspec_py.engines.drafts.eagle.head import EagleHead
+from smartspec_py.engines.drafts.eagle.runner import OwnStates
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph, _int, _parameter
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights

@@ -23,9 +23,9 @@ from smartspec_py.engines.base import (
     Proposer,
     ProposerCapabilities,
 )
+from smartspec_py.engines.cache.blocks import Memory
+from smartspec_py.engines.cache.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
-from smartspec_py.engines.local.blocks import Memory
-from smartspec_py.engines.local.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner
 
 CATCH_UP_CHUNK = 512

@@ -6,7 +6,7 @@ the target, fused into one vector. After these tokens it drafts the token at j +
 drafts, its own last state takes the place of the fused one.
 
 A row has no key at slot 0, because token 0 has no state before it. If states of later tokens are
-missing too, the row begins at a later slot; see `engines.local.eagle_proposer`.
+missing too, the row begins at a later slot; see `engines.drafts.eagle.proposer`.
 
 Two layouts are read: that of the EAGLE project (`midlayer.`) and that of speculators (`layers.0.`).
 """

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from smartspec_py.engines.device import on_device
-from smartspec_py.engines.runtimes.heads.eagle import EagleHead
+from smartspec_py.engines.drafts.eagle.head import EagleHead
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.runner import (
     PYTORCH,

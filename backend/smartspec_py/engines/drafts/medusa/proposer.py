@@ -28,11 +28,11 @@ from smartspec_py.engines.base import (
     Proposer,
     ProposerCapabilities,
 )
+from smartspec_py.engines.cache.cached_model import history_of
 from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses, draft_tokens
 from smartspec_py.engines.decoding.shaping import TokenHistory
-from smartspec_py.engines.local.cached_model import history_of
-from smartspec_py.engines.local.trees import GrowingTrees, fastest_s, tree_s
-from smartspec_py.engines.runtimes.heads.medusa import MedusaHeads
+from smartspec_py.engines.drafts.growing import GrowingTrees, fastest_s, tree_s
+from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
 
 
 class _Guesses(NamedTuple):
