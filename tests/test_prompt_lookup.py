@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Draft, DraftTask
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.lookup import DISAGREED, PromptLookupProposer
+from smartspec_py.engines.proposer import DraftTask
 
 SEQUENCE = 7
 

@@ -15,9 +15,11 @@ from torch_models import make_proposer, make_target, poll
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import ConfigError
-from smartspec_py.engines.base import DraftTask, Prefill, SequenceStart, Verify
+from smartspec_py.engines.base import Prefill, SequenceStart, Verify
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local import build as build_torch
 from smartspec_py.engines.local.devices import Devices, place
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.serving.intake import cache_budget
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
@@ -94,7 +96,7 @@ def test_distributions_of_drafts_move_to_the_target() -> None:
     probs = draft.probs.as_subclass(OnDraft)
     with pytest.raises(AssertionError, match="mixes two devices"):
         probs + 1
-    [verified] = poll(target, Verify(1, draft.tokens, probs))
+    [verified] = poll(target, Verify(1, Draft(draft.tokens, probs=probs)))
     assert verified.num_drafted == 3
     assert 1 <= len(verified.tokens) <= 4
 

@@ -19,22 +19,17 @@ from torch_models import MAX_DRAFT_LEN, poll
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import (
-    Decode,
-    Draft,
-    DraftTask,
-    Prefill,
-    SequenceStart,
-    TargetCapabilities,
-)
+from smartspec_py.engines.base import Decode, Prefill, SequenceStart, TargetCapabilities
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.eagle import proposer as eagle_proposer
 from smartspec_py.engines.drafts.eagle.head import EagleHead, is_eagle, load_eagle, read_config
 from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
 from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
 from smartspec_py.engines.drafts.eagle.runner import EagleRunner
 from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
@@ -524,7 +519,7 @@ class TreeDriver(EagleDriver):
             if task.depth:
                 self.first[task.sequence] = self.proposer._states[task.sequence].first
                 paths = [()]
-                for token, parent in zip(draft.tokens, draft.parents, strict=True):
+                for token, parent in zip(draft.tokens, draft.tree.parents, strict=True):
                     paths.append((*paths[parent], token))
                 assert sorted(paths[1:]) == self.grown(task)
                 self.num_drafts += len(draft.tokens)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, SequenceStart, Verify
+from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify
+from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget, fake_token
 from smartspec_testing.fake_proposer import FakeProposer
@@ -91,7 +93,7 @@ def test_verify_keeps_the_accepted_drafts_and_adds_one(
     end_tokens, drafts, tokens, num_accepted, finish
 ):
     target = prefilled(sampling=SamplingParams(end_tokens=end_tokens))
-    target.submit([Verify(1, drafts)])
+    target.submit([Verify(1, Draft(drafts))])
     assert target.poll(0.0) == [Event(1, tokens, len(drafts), num_accepted, finish=finish)]
     target.check_integrity()
 
@@ -106,7 +108,7 @@ def test_a_burst_brings_a_token_a_poll_until_it_is_cancelled():
     target.cancel(1)
     assert target.poll(0.0) == [Event(1, (49,))]
     assert target.poll(0.0) == []
-    target.submit([Verify(1, (6,))])
+    target.submit([Verify(1, Draft((6,)))])
     assert target.poll(0.0)[0].tokens == (6, 13)
 
 
@@ -116,7 +118,7 @@ def test_a_poll_lasts_its_passes():
     target = prefilled(cost=COST, clock=clock)
     assert clock.now() == pytest.approx(2.0)  # the prompt (3, 4)
     target.begin(SequenceStart(2, (1, 2, 3), 3, GREEDY))
-    target.submit([Verify(1, (28,)), prefill(2, (1, 2, 3))])
+    target.submit([Verify(1, Draft((28,))), prefill(2, (1, 2, 3))])
     assert [event.pass_s for event in target.poll(0.0)] == pytest.approx([2.0, 3.0])
     assert clock.now() == pytest.approx(7.0)
     assert target.time_pass(batch_size=2, tokens_per_row=4, context_len=0) == pytest.approx(8.0)
@@ -126,10 +128,10 @@ def test_a_poll_lasts_its_passes():
 @pytest.mark.parametrize(
     ("work", "error"),
     [
-        (Verify(9, (28,)), KeyError),
-        (Verify(1, ()), AssertionError),
-        (Verify(1, (28,) * 5), AssertionError),
-        (Verify(1, (50,)), AssertionError),
+        (Verify(9, Draft((28,))), KeyError),
+        (Verify(1, Draft()), AssertionError),
+        (Verify(1, Draft((28,) * 5)), AssertionError),
+        (Verify(1, Draft((50,))), AssertionError),
         (Decode(1, 2), AssertionError),
         (prefill(1), AssertionError),
         (prefill(2, (5,)), AssertionError),  # sequence 2 began with 6

@@ -21,6 +21,7 @@ from torch_models import (
     make_model,
 )
 
+from smartspec_py.engines.draft import Tree
 from smartspec_py.engines.local.load import uses_graphs
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
@@ -124,8 +125,8 @@ def test_trees_are_those_of_a_packed_pass() -> None:
     lengths = [20, 599, 300, 41, 7, 2]
     fill(rng, [plain, padded], lengths)
     for num_tokens in (2, 7, 20, 64):
-        parents = [rng.randrange(-1, token) for token in range(1, num_tokens)]
-        tree = RowInput(2, 300, some_tokens(rng, num_tokens), num_tokens, parents=parents)
+        tree_of_row = Tree((0, *(rng.randrange(node) for node in range(1, num_tokens))))
+        tree = RowInput(2, 300, some_tokens(rng, num_tokens), num_tokens, tree=tree_of_row)
         inputs = [RowInput(0, 20, some_tokens(rng, 3), 3), tree, RowInput(3, 41, [5], 1)]
         expected, found = plain.forward(inputs).logits, padded.forward(inputs).logits
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ from torch_models import OPENVINO, VOCAB_SIZE, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, TokenLogProb
 from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local.target import TorchTarget
 
 SAMPLING = SamplingParams(log_probs=True, num_top_log_probs=3, prompt_log_probs=True)
@@ -48,7 +49,9 @@ def test_a_text_has_the_same_log_probs_as_prompt_and_as_answer(kind: str) -> Non
     drafted = of_prompt(target, 1, prompt, 100)[-1].log_probs
     while len(drafted) < NUM_TOKENS:
         num = len(drafted)
-        (event,) = poll(target, Verify(1, (*text[num : num + 2], (text[-1] + 1) % VOCAB_SIZE)))
+        (event,) = poll(
+            target, Verify(1, Draft((*text[num : num + 2], (text[-1] + 1) % VOCAB_SIZE)))
+        )
         drafted += event.log_probs
     assert_close(drafted[:NUM_TOKENS], found)
     target.release(1)

@@ -17,6 +17,7 @@ from torch_models import (
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import Prefill, SequenceStart, TargetCapabilities, Verify, Work
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local.target import TorchTarget
 
 KIND = "llama, grouped keys"
@@ -62,12 +63,12 @@ def test_only_the_sequence_that_overflows_fails(kind: str, sampling: SamplingPar
     target.release(1)
     other = GOOD[::-1]
     assert target.begin(SequenceStart(2, other, len(other), SamplingParams())) == 0
-    work: list[Work] = [Verify(0, ()), Prefill(2, tuple(other), 0, True)]
+    work: list[Work] = [Verify(0, Draft()), Prefill(2, tuple(other), 0, True)]
     texts: dict[int, list[int]] = {0: list(good.tokens), 2: []}
     for _ in range(8):
         for event in poll(target, *work):
             texts[event.sequence] += event.tokens
-        work = [Verify(0, ()), Verify(2, ())]
+        work = [Verify(0, Draft()), Verify(2, Draft())]
     assert texts[0] == expected_text(KIND, GOOD, 9)
     assert texts[2] == expected_text(KIND, other, 8)
 
@@ -84,7 +85,7 @@ def test_a_draft_that_overflows_is_rejected(kind: str, verification: Verificatio
         [event] = poll(target, Prefill(0, tuple(GOOD), 0, True))
         text = list(event.tokens)
         for verified in (drafts, (), ()):
-            [event] = poll(target, Verify(0, verified))
+            [event] = poll(target, Verify(0, Draft(verified)))
             assert event.failure is None
             assert len(event.tokens) == 1
             text += event.tokens

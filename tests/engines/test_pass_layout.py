@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartspec_py.engines.draft import Tree
 from smartspec_py.engines.runtimes.pytorch.layout import (
     SHORT,
     SIZES,
     Line,
     Tiling,
     lay_out,
-    seen_bits,
     size_of,
 )
 from smartspec_py.engines.runtimes.runner import RowInput
@@ -41,13 +41,15 @@ def test_a_pass_by_hand() -> None:
 
 
 def test_what_tokens_of_a_tree_see() -> None:
-    """1 and 2 follow 0; 3 follows 1; 4 follows the row. Of a chain, all that is not later."""
-    tree = RowInput(1, 5, [7, 8, 9, 10, 11], 5, parents=[0, 0, 1, -1])
+    """1 and 2 follow 0; 3 follows 1; 4 follows what 0 follows, which is in the row. Of a chain, all
+    that is not later."""
+    tree = RowInput(1, 5, [7, 8, 9, 10, 11], 5, tree=Tree((0, 1, 1, 2, 0)))
     made, _ = lay_out([tree, RowInput(0, 2, [1, 1], 1)], 8, Tiling(2, 2, 8), 20, 40)
     assert made[Line.SEEN][:7].tolist() == [0b1, 0b11, 0b101, 0b1011, 0b10000, -1, -1]
     assert made[Line.POSITION][:5].tolist() == [5, 6, 6, 7, 5]
     assert made[Line.SLOT][:5].tolist() == [25, 26, 27, 28, 29]
-    assert seen_bits([-1] * 63).tolist()[-1] == -(1 << 63), "the last bit is the sign"
+    widest = RowInput(1, 5, [7] * 64, 64, tree=Tree((0,) * 64))
+    assert widest.seen.tolist()[-1] == -(1 << 63), "the last bit is the sign"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 import ragged_reference
 import torch
 
+from smartspec_py.engines.draft import Tree
 from smartspec_py.engines.runtimes.pytorch.layout import Line, Tiling, lay_out, size_of
 from smartspec_py.engines.runtimes.pytorch.packed import PLAIN, Scores, write_plainly
 from smartspec_py.engines.runtimes.runner import RowInput
@@ -166,8 +167,8 @@ def test_trees() -> None:
     """In a row that holds 40 tokens, beside a chain. Tokens may follow the row itself, too."""
     case, rng = CASES["plain"], random.Random(2)
     for num_tokens in (2, 8, 16, 40, 64):
-        parents = [rng.randrange(-1, token) for token in range(1, num_tokens)]
-        tree = RowInput(1, 40, [0] * num_tokens, 1, parents=parents)
+        tree_of_row = Tree((0, *(rng.randrange(node) for node in range(1, num_tokens))))
+        tree = RowInput(1, 40, [0] * num_tokens, 1, tree=tree_of_row)
         attended(case, [tree, some(3, 9, 1)])
 
 

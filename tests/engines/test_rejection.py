@@ -25,6 +25,7 @@ from smartspec_py.engines.decoding.sampling import (
     verify,
 )
 from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.draft import Draft
 
 VOCAB_SIZE = 5
 NUM_TOKENS = 3
@@ -97,8 +98,7 @@ class Sequences:
                     self.samplings[i],
                     len(self.tokens[i]),
                     self.histories[i],
-                    tuple(drafts),
-                    torch.stack(probs) if probs else None,
+                    draft=Draft(tuple(drafts), probs=torch.stack(probs) if probs else None),
                 )
             )
             contexts += [self.tokens[i][-1], *drafts]
@@ -270,9 +270,11 @@ def judge_single(
         q.log().repeat(NUM_SINGLE, 1), [DraftRequest(s, 9) for s in samplings]
     )
     requests = [
-        VerifyRequest(sampling, 9, drafts=(chosen,))
+        VerifyRequest(sampling, 9, draft=Draft((chosen,)))
         if chosen is not None
-        else VerifyRequest(sampling, 9, None, (draft,), None if prob is None else prob[None])
+        else VerifyRequest(
+            sampling, 9, draft=Draft((draft,), probs=None if prob is None else prob[None])
+        )
         for sampling, draft, prob in zip(samplings, drafts.tolist(), probs, strict=True)
     ]
     return verify(p.log().repeat(2 * NUM_SINGLE, 1), requests)
@@ -333,7 +335,7 @@ def test_equal_distributions_are_always_accepted() -> None:
     ]
     drafts, probs = draft_tokens(logits, [DraftRequest(sampling, 9) for sampling in samplings])
     requests = [
-        VerifyRequest(sampling, 9, None, (draft,), prob[None])
+        VerifyRequest(sampling, 9, draft=Draft((draft,), probs=prob[None]))
         for sampling, draft, prob in zip(samplings, drafts.tolist(), probs, strict=True)
         if prob is not None
     ]
@@ -347,6 +349,6 @@ def test_a_draft_that_truncation_cuts_is_rejected(draft: int) -> None:
     sampling = SamplingParams(temperature=1.0, top_k=2, seed=5, verification=Verification.REJECTION)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5]).repeat(2, 1)
     for probs in (None, torch.full((1, 5), 0.2)):
-        (result,) = verify(logits, [VerifyRequest(sampling, 9, None, (draft,), probs)])
+        (result,) = verify(logits, [VerifyRequest(sampling, 9, draft=Draft((draft,), probs=probs))])
         assert result.num_accepted == 0
         assert result.tokens[0] in (0, 1)

@@ -37,6 +37,7 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.machine import has_vnni
 from smartspec_py.engines.runtimes.runner import RunnerConfig, bytes_per_token
@@ -133,7 +134,7 @@ class Reference:
                 [event] = target.poll(0)
                 logits.append(target.last_logits)
                 text += event.tokens
-                work = Verify(0, ())
+                work = Verify(0, Draft())
             target.release(0)
             self._found[key] = text, torch.cat(logits)
         return self._found[key]
@@ -205,7 +206,7 @@ class RandomRun:
         true = self.reference.of(one.prompt, one.adapter)[0][len(one.tokens) :]
         num_drafts = min(self.rng.randrange(MAX_DRAFT_LEN + 1), len(true) - 1)
         drafts = [token if self.rng.random() < 0.9 else 0 for token in true[:num_drafts]]
-        return Verify(sequence, tuple(drafts))
+        return Verify(sequence, Draft(tuple(drafts)))
 
     def _check(self, work: list[Work], events: list[Event]) -> None:
         first = 0
@@ -215,7 +216,7 @@ class RandomRun:
                 one.num_read += len(item.tokens)
                 num_rows = int(item.is_last)
             else:
-                num_rows = len(item.drafts) + 1
+                num_rows = len(item.draft.tokens) + 1
             text, expected = self.reference.of(one.prompt, one.adapter)
             start = len(one.tokens) - len(one.prompt)
             for i, token in enumerate(event.tokens):

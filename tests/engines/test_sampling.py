@@ -14,6 +14,7 @@ from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.decoding.noise import Stream, gumbel_noise, noise_key, uniform_noise
 from smartspec_py.engines.decoding.sampling import DraftRequest, VerifyRequest, draft_tokens, verify
 from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.draft import Draft
 
 GOLDEN_KEY = -4616330145664149646
 GOLDEN_NOISE = [-0.08938146483572, -0.37376167543762, -1.12426811749081, 0.29255260274069]
@@ -101,8 +102,8 @@ def kinds() -> list[VerifyRequest]:
         )
         requests += [
             VerifyRequest(sampling, 7, history),
-            VerifyRequest(sampling, 7, history, (4, 7, 9)),
-            VerifyRequest(sampling, 7, history, (4, 7, 9), probs),
+            VerifyRequest(sampling, 7, history, draft=Draft((4, 7, 9))),
+            VerifyRequest(sampling, 7, history, draft=Draft((4, 7, 9), probs=probs)),
         ]
     return requests
 
@@ -110,7 +111,7 @@ def kinds() -> list[VerifyRequest]:
 def test_a_verification_does_not_depend_on_its_neighbours() -> None:
     """Each alone, beside each other one, and in a batch of all kinds: verified the same."""
     requests = kinds()
-    firsts = list(accumulate((len(request.drafts) + 1 for request in requests), initial=0))
+    firsts = list(accumulate((request.num_rows for request in requests), initial=0))
     logits = 3 * torch.randn(firsts[-1], 50, generator=torch.Generator().manual_seed(0))
     parts = [logits[a:b] for a, b in pairwise(firsts)]
     alone = [verify(part, [request])[0] for part, request in zip(parts, requests, strict=True)]
@@ -122,19 +123,23 @@ def test_a_verification_does_not_depend_on_its_neighbours() -> None:
 
 def test_drafts_that_only_the_device_knows_are_verified_like_others() -> None:
     """Beside others, by both verifications. Shaping needs drafts that the host knows."""
+
+    def unknown(draft: Draft) -> Draft:
+        return draft._replace(tokens=(NO_TOKEN,) * 3, on_device=torch.tensor(draft.tokens))
+
     requests = [request for request in kinds() if not request.sampling.shapes_logits]
     on_device = [
-        replace(request, drafts=(NO_TOKEN,) * 3, on_device=torch.tensor(request.drafts))
-        if request.drafts and i % 4
+        replace(request, draft=unknown(request.draft))
+        if request.draft.tokens and i % 4
         else request
         for i, request in enumerate(requests)
     ]
-    num_rows = sum(len(request.drafts) + 1 for request in requests)
+    num_rows = sum(request.num_rows for request in requests)
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(num_rows, 50, generator=generator)
     rows = iter(logits)
     for request in requests:
-        for draft, row in zip(request.drafts, rows, strict=False):
+        for draft, row in zip(request.draft.tokens, rows, strict=False):
             row[draft] += 7.0  # so that some drafts are accepted
         next(rows)
     expected = verify(logits, requests)
@@ -180,7 +185,7 @@ def test_the_longest_prefix_that_equals_the_draws_is_kept(
     """The best tokens of the rows are 0, 2 and 4; greedy, so both verifications agree."""
     logits = torch.eye(5)[[0, 2, 4]][: len(drafts) + 1]
     sampling = SamplingParams(verification=verification)
-    (result,) = verify(logits, [VerifyRequest(sampling, 7, drafts=drafts)])
+    (result,) = verify(logits, [VerifyRequest(sampling, 7, draft=Draft(drafts))])
     assert (result.tokens, result.num_accepted) == (tokens, num_accepted)
     assert result.log_probs == ()
 
@@ -192,7 +197,9 @@ def test_log_probs_are_of_the_unprocessed_logits() -> None:
     history.extend([0])
     biased = SamplingParams(logit_bias=((0, 9.0),), log_probs=True)
     plain = SamplingParams(log_probs=True, num_top_log_probs=2)
-    results = verify(logits, [VerifyRequest(biased, 1, history, (0,)), VerifyRequest(plain, 1)])
+    results = verify(
+        logits, [VerifyRequest(biased, 1, history, draft=Draft((0,))), VerifyRequest(plain, 1)]
+    )
     assert [v.tokens for v in results] == [(0, 0), (2,)]
     assert [one.token for one in results[0].log_probs] == [0, 0]
     assert [one.log_prob for one in results[0].log_probs] == pytest.approx([math.log(1 / 8)] * 2)
@@ -216,7 +223,7 @@ def test_a_row_without_any_token_left_is_drawn_all_the_same(
     history = TokenHistory(1)
     history.extend([0])
     logits = LOGITS.repeat(3, 1)
-    (result,) = verify(logits, [VerifyRequest(sampling, 1, history, (0, 3))])
+    (result,) = verify(logits, [VerifyRequest(sampling, 1, history, draft=Draft((0, 3)))])
     assert result.tokens == (0, 0)
     tokens, probs = draft_tokens(logits[:1], [DraftRequest(sampling, 2, history, (0,))])
     assert tokens.tolist() == [0]

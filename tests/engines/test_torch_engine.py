@@ -30,9 +30,11 @@ from torch_models import (
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
-from smartspec_py.engines.base import Decode, Draft, DraftTask, Prefill, SequenceStart, Verify, Work
+from smartspec_py.engines.base import Decode, Prefill, SequenceStart, Verify, Work
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
@@ -97,7 +99,7 @@ class Driver:
             for s in decoding
         ]
         for task, draft in zip(tasks, self.propose(tasks), strict=True):
-            work.append(Verify(task.sequence, *draft) if draft.tokens else Decode(task.sequence, 1))
+            work.append(Verify(task.sequence, draft) if draft.tokens else Decode(task.sequence, 1))
         for sequence, unread in self.unread.items():
             if unread:
                 work.append(self.chunk(sequence, unread))
@@ -286,8 +288,8 @@ def test_drafts_on_the_device_are_verified_like_others(
         known = drafts if given is None else (NO_TOKEN,) * 4
         work = [
             Prefill(2, prompt[:12], 0, False),
-            Verify(1, (5, 6, 7)),
-            Verify(0, known, on_device=given),
+            Verify(1, Draft((5, 6, 7))),
+            Verify(0, Draft(known, on_device=given)),
         ]
         copies = 0
         monkeypatch.setattr(torch.Tensor, "tolist", counted)
@@ -462,7 +464,7 @@ def test_drafts_may_fill_the_row() -> None:
     target.begin(SequenceStart(1, prompt, len(prompt), GREEDY))
     [event] = poll(target, Prefill(1, tuple(prompt), 0, True))
     assert event.tokens == (first,)
-    [event] = poll(target, Verify(1, tuple(drafts)))
+    [event] = poll(target, Verify(1, Draft(tuple(drafts))))
     assert event.tokens[:-1] == tuple(drafts)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_cache, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.base import Decode, Draft, Prefill, SequenceStart, Verify, Work
+from smartspec_py.engines.base import Decode, Prefill, SequenceStart, Verify, Work
 from smartspec_py.engines.decoding.sampling import (
     DraftRequest,
     VerifyRequest,
@@ -20,6 +20,7 @@ from smartspec_py.engines.decoding.sampling import (
     verify,
 )
 from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.draft import Draft, Tree
 from smartspec_py.engines.drafts.growing import GrowingTrees
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.runner import RowInput
@@ -52,16 +53,16 @@ def random_tree(rng: random.Random, expected: Sequence[int], most: int) -> Draft
             right[node] = depth + 1
         drafts.append(token)
         parents.append(parent)
-    return Draft(tuple(drafts), parents=tuple(parents))
+    return Draft(tuple(drafts), tree=Tree(tuple(parents)))
 
 
 def test_places_of_a_tree() -> None:
-    """Tokens 1 and 3 follow the first one, 2 and 5 follow 1, 4 follows 2. Or two trees beside each
-    other, that of token 0 and that of token 2."""
-    item = RowInput(1, 7, [9] * 6, 6, parents=(0, 1, 0, 2, 1))
+    """Tokens 1 and 3 follow the first one, 2 and 5 follow 1, 4 follows 2. Or the first
+    one is in the row: tokens 0 and 2 follow it."""
+    item = RowInput(1, 7, [9] * 6, 6, tree=Tree((0, 1, 0, 2, 1)))
     assert list(item.slots) == [7, 8, 9, 10, 11, 12]
     assert item.positions == [7, 8, 9, 8, 10, 9]
-    apart = RowInput(1, 7, [9] * 4, 4, parents=(0, -1, 2))
+    apart = RowInput(1, 7, [9] * 4, 4, tree=Tree((0, 1, 0, 3)))
     assert apart.positions == [7, 8, 7, 8]
 
 
@@ -107,8 +108,8 @@ def test_texts_with_trees_are_those_without(kind: str) -> None:
         if kind == "none":
             return Decode(number, 1)
         if kind == "chain":
-            return Verify(number, (*follows[: rng.randint(1, 3)], rng.randrange(VOCAB_SIZE)))
-        return Verify(number, *random_tree(rng, follows, 20))
+            return Verify(number, Draft((*follows[: rng.randint(1, 3)], rng.randrange(VOCAB_SIZE))))
+        return Verify(number, random_tree(rng, follows, 20))
 
     live = set(range(len(prompts)))
     for number in live:
@@ -119,9 +120,9 @@ def test_texts_with_trees_are_those_without(kind: str) -> None:
         for event, item in zip(poll(target, *work), work, strict=True):
             texts[event.sequence] += event.tokens
             log_probs[event.sequence] += [entry.log_prob for entry in event.log_probs]
-            if isinstance(item, Verify) and item.parents:
+            if isinstance(item, Verify) and item.draft.tree:
                 counts["accepted"] += event.num_accepted
-                counts["moved"] += event.tokens[:-1] != item.drafts[: event.num_accepted]
+                counts["moved"] += event.tokens[:-1] != item.draft.tokens[: event.num_accepted]
         for number in sorted(live):
             if len(texts[number]) >= NUM_TOKENS:
                 target.release(number)
@@ -152,13 +153,13 @@ def test_sampled_trees_follow_the_distribution() -> None:
     )
     drafts = [(best, other, 2, 0) for best, other in guesses.tolist()]
     requests = [
-        VerifyRequest(sampling, 10, None, each, None, (0, 0, 1, 1))
+        VerifyRequest(sampling, 10, draft=Draft(each, tree=Tree((0, 0, 1, 1))))
         for sampling, each in zip(params, drafts, strict=True)
     ]
     rows = logits[[0, 1, 1, 2, 3]]  # the last two follow the drafts 2 and 0
     counts = Counter[int]()
     for result, each in zip(verify(rows.repeat(num, 1), requests), drafts, strict=True):
-        for token, row in zip(result.tokens, result.rows, strict=True):
+        for token, row in zip(result.tokens, result.nodes, strict=True):
             seen[(0, 1, 1, 2, 3)[row]][token] += 1
         counts[each.index(result.tokens[0]) if result.tokens[0] in each[:2] else -1] += 1
     assert min(counts[0], counts[1], counts[-1]) > 500, "each guess is right, or none"
@@ -172,7 +173,9 @@ def test_sampled_trees_follow_the_distribution() -> None:
 def test_trees_are_not_verified_by_rejection() -> None:
     sampling = SamplingParams(temperature=1.0, verification=Verification.REJECTION)
     with pytest.raises(AssertionError, match="rejection"):
-        verify(torch.zeros(3, 9), [VerifyRequest(sampling, 3, None, (1, 2), None, (0, 0))])
+        verify(
+            torch.zeros(3, 9), [VerifyRequest(sampling, 3, draft=Draft((1, 2), tree=Tree((0, 0))))]
+        )
 
 
 def test_a_tree_may_fill_the_row() -> None:
@@ -180,7 +183,7 @@ def test_a_tree_may_fill_the_row() -> None:
     prompt = [5] * (MAX_LEN - 6)
     target.begin(SequenceStart(1, prompt, len(prompt), SamplingParams()))
     token = poll(target, Prefill(1, tuple(prompt), 0, True))[0].tokens[0]
-    [event] = poll(target, Verify(1, (1, 2, 3, 4, token), None, (0, 1, 0, 2, 0)))
+    [event] = poll(target, Verify(1, Draft((1, 2, 3, 4, token), tree=Tree((0, 1, 0, 2, 0)))))
     assert 1 <= len(event.tokens) <= 4
     assert event.num_drafted == 3, "a tree counts as a draft of its longest path"
 
@@ -211,8 +214,8 @@ def test_growing_trees() -> None:
     assert ends[0][0].tolist() == [3, 4, 1, 2]
     assert ends[1][0].tolist() == [1, 1, 0, 0]
     first, second = trees.drafts([4, 9])
-    assert (first.tokens, first.parents) == ((5, 6, 3, 4), (0, 0, 2, 2))
-    assert (second.tokens, second.parents) == ((7, 1, 2), (0, 1, 1))
+    assert first == Draft((5, 6, 3, 4), tree=Tree((0, 0, 2, 2)))
+    assert second == Draft((7, 1, 2), tree=Tree((0, 1, 1)))
 
 
 @pytest.mark.parametrize(("far", "best"), [(0, 0.0), (0, -1e-5), (5e3, -1e-4), (0, torch.nan)])
@@ -230,9 +233,9 @@ def test_a_tree_has_the_parents_of_its_nodes(far: float, best: float) -> None:
     for num in range(1, 40):
         for draft in trees.drafts([num, num // 2, num]):
             lengths = [0]
-            for place, parent in enumerate(draft.parents, start=1):
+            for place, parent in enumerate(draft.tree.parents, start=1):
                 assert parent < place
                 lengths.append(1 + lengths[parent])
             assert max(lengths) <= depth
-            pairs = set(zip(draft.parents, draft.tokens, strict=True))
+            pairs = set(zip(draft.tree.parents, draft.tokens, strict=True))
             assert len(pairs) == len(draft.tokens)

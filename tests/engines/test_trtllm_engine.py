@@ -21,6 +21,7 @@ from smartspec_py.engines.base import (
     TargetCapabilities,
     Verify,
 )
+from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.trtllm.requests import request_seed
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor
@@ -112,7 +113,7 @@ def test_verify_says_what_the_fake_engine_says(end_tokens, drafts, tokens, num_a
     begin(fake, 1, PROMPT, sampling)
     fake.poll(0.0)
     for engine in (target, fake):
-        engine.submit([Verify(1, drafts)])
+        engine.submit([Verify(1, Draft(drafts))])
         assert engine.poll(1.0) == expected
     assert target.poll(1.0) == []
 
@@ -120,7 +121,7 @@ def test_verify_says_what_the_fake_engine_says(end_tokens, drafts, tokens, num_a
 def test_each_work_is_one_request_with_all_tokens():
     """First token 21; drafts 28, 29 bring 28, 35; a burst of 2 brings 42, 49."""
     target, executor = prefilled()
-    target.submit([Verify(1, (28, 29))])
+    target.submit([Verify(1, Draft((28, 29)))])
     target.poll(1.0)
     target.submit([Decode(1, 2)])
     assert drain(target) == [Event(1, (42,), is_last=False), Event(1, (49,))]
@@ -139,7 +140,7 @@ def test_a_burst_is_in_flight_while_others_verify():
     target.begin(SequenceStart(2, (5,), 1, GREEDY))
     target.submit([Decode(1, 3), Prefill(2, (5,), 0, True)])
     assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2, (12,))]
-    target.submit([Verify(2, (19,))])  # 5 + 7 * 2
+    target.submit([Verify(2, Draft((19,)))])  # 5 + 7 * 2
     assert target.poll(1.0) == [Event(1, (35,), is_last=False), Event(2, (19, 26), 1, 1)]
     assert drain(target) == [Event(1, (42,))]
 
@@ -155,7 +156,7 @@ def test_each_work_has_its_own_time():
     target, executor = prefilled(cost=BY_TOKENS)
     for k in (1, 4, 2, 7):
         executor._clock.sleep(5.0)
-        target.submit([Verify(1, (999,) * k)])
+        target.submit([Verify(1, Draft((999,) * k))])
         (event,) = target.poll(1.0)
         assert event.pass_s == pytest.approx((k + 1) * TOKEN_S)
     executor._clock.sleep(5.0)
@@ -169,7 +170,7 @@ def test_all_iterations_of_a_step_are_in_its_time():
     for sequence in (1, 2):
         begin(target, sequence, (sequence,))
         target.poll(1.0)
-    target.submit([Verify(1, (998, 999)), Verify(2, (999,))])
+    target.submit([Verify(1, Draft((998, 999))), Verify(2, Draft((999,)))])
     events = target.poll(1.0)
     assert [event.pass_s for event in events] == pytest.approx([3 * TOKEN_S, 5 * TOKEN_S])
 
@@ -192,7 +193,7 @@ def test_late_tokens_of_a_cancelled_burst_are_kept():
     target.cancel(1)
     assert target.poll(1.0) == [Event(1, (35,), is_last=False), Event(1)]
     target.cancel(1)  # nothing is in flight
-    target.submit([Verify(1, (42,))])
+    target.submit([Verify(1, Draft((42,)))])
     assert target.poll(1.0) == [Event(1, (42, 49), 1, 1)]
     assert executor.requests[-1].input_token_ids == [3, 4, 21, 28, 35]
 
@@ -204,7 +205,7 @@ def test_a_verification_cancelled_before_it_ran_drafted_nothing():
     target.poll(1.0)
     begin(target, 2, (5,))
     target.poll(1.0)
-    target.submit([Decode(1, 8), Verify(2, (19,))])
+    target.submit([Decode(1, 8), Verify(2, Draft((19,)))])
     target.cancel(2)
     assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2)]
 
@@ -232,7 +233,7 @@ def test_failures_concern_one_sequence():
     target.begin(SequenceStart(3, (5,), 1, GREEDY))
     target.submit(
         [
-            Verify(1, (28,) * 9),
+            Verify(1, Draft((28,) * 9)),
             Prefill(2, tuple(range(9)), 0, True),
             Prefill(3, (5,), 0, True),
         ]
@@ -354,12 +355,12 @@ def test_log_probs_are_the_model_s():
 @pytest.mark.parametrize(
     ("work", "error"),
     [
-        (Verify(9, (28,)), KeyError),
+        (Verify(9, Draft((28,))), KeyError),
         (Decode(9, 1), KeyError),
         (Prefill(9, PROMPT, 0, True), KeyError),
         (Prefill(2, (3,), 0, False), AssertionError),  # prompts come whole
         (Prefill(2, (3, 5), 0, True), AssertionError),  # and are what the sequence began with
-        (Verify(1, (28,)), AssertionError),  # sampled text is not verified
+        (Verify(1, Draft((28,))), AssertionError),  # sampled text is not verified
     ],
 )
 def test_misuse_raises(work, error):

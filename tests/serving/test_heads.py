@@ -19,10 +19,10 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import HEADS, ConfigError
-from smartspec_py.engines.base import DraftTask
 from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.drafts.medusa.proposer import HeadsProposer
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason
@@ -159,11 +159,11 @@ def test_trees_beside_chains() -> None:
     ]
     deep, chain, flat = proposer.propose(tasks)
     assert (len(deep.tokens), len(chain.tokens), len(flat.tokens)) == (20, 3, 9)
-    assert not chain.parents
+    assert not chain.tree
     for draft in (deep, flat):
-        pairs = set(zip(draft.parents, draft.tokens, strict=True))
+        pairs = set(zip(draft.tree.parents, draft.tokens, strict=True))
         assert len(pairs) == len(draft.tokens), "guesses after the same token differ"
-        assert all(parent <= place for place, parent in enumerate(draft.parents))
+        assert all(parent <= place for place, parent in enumerate(draft.tree.parents))
 
 
 @pytest.mark.parametrize("runtime", ["torch", "openvino"])

@@ -10,7 +10,7 @@ from harness import VOCAB_SIZE
 from smartspec_py.core.types import SamplingParams, SequenceId, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.engines.drafts.lookup import PromptLookupProposer
-from smartspec_py.serving.request import Request
+from smartspec_py.serving.request import Request, RequestState
 from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.step import Mode
 from smartspec_testing.fake_proposer import FakeProposer
@@ -36,7 +36,7 @@ class Asked(PromptLookupProposer):
 
 def made(policy: str = "goodput", sequence: SequenceId = 1) -> Request:
     request = Request(sequence, list(TEXT), 5, 60, SamplingParams(), policy, 4)
-    request.proposers = NAMES
+    request.proposers, request.state = NAMES, RequestState.DECODING
     return request
 
 

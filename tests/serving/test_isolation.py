@@ -30,6 +30,7 @@ from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.scheduler import Scheduler
 from smartspec_py.serving.server import Server
+from smartspec_py.serving.source import Source
 from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.text import TextStream
 from smartspec_testing.local import LocalSink, generate
@@ -100,7 +101,7 @@ CALLS: list[tuple[Any, str]] = [
     (DraftModelProposer, "release"),
     (PromptLookupProposer, "num_available"),
     (PromptLookupProposer, "cohort"),
-    (Speculation, "_trial"),
+    (Source, "_trial"),
     (Scheduler, "_advance"),
     (Scheduler, "_charge"),
     (scheduler_module, "_keep"),

@@ -29,7 +29,7 @@ def served(accept_prob: float = 0.2) -> LoopHarness:
 
 
 def first_probs(harness: LoopHarness) -> list[float]:
-    tracker = next(iter(harness.loop._speculation._acceptance.values()))
+    tracker = next(iter(harness.loop._speculation._sources.values()))._acceptance
     return [float(p) for p in tracker.accept_probs([10_000], 4)[0]]
 
 

@@ -23,7 +23,9 @@ from smartspec_py.core.types import (
     SpecPlan,
     TokenLogProb,
 )
-from smartspec_py.engines.base import Draft, DraftTask, Event
+from smartspec_py.engines.base import Event
+from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason

@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 
 from smartspec_py.core.types import SamplingParams, SequenceId, SpecPlan, Verification
-from smartspec_py.engines.base import (
-    Draft,
-    DraftTask,
-    Event,
-    Grammar,
-    Proposer,
-    ProposerCapabilities,
-)
-from smartspec_py.serving.request import Request
+from smartspec_py.engines.base import Event, Grammar
+from smartspec_py.engines.draft import Draft, Tree
+from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
+from smartspec_py.serving.request import Request, RequestState
 from smartspec_py.serving.speculation import Speculation
 
 SAMPLED = SamplingParams(temperature=1.0)
-TREE = Draft((7, 8, 9, 5), parents=(0, 0, 1, 1))
+TREE = Draft((7, 8, 9, 5), tree=Tree((0, 0, 1, 1)))
 
 
 class Heads(Proposer):
@@ -48,7 +43,7 @@ class Heads(Proposer):
 def made(sequence: int = 1, **fields: Any) -> Request:
     given = {"sampling": SamplingParams(), "policy": "goodput", "max_draft_len": 3} | fields
     request = Request(sequence, [1] * 20, 20, 300, **given)
-    request.proposers = ("heads",)
+    request.proposers, request.state = ("heads",), RequestState.DECODING
     return request
 
 

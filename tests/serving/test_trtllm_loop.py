@@ -18,7 +18,8 @@ from harness import COST, VOCAB_SIZE, LoopHarness, fake_text
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.base import DraftTask, TargetCapabilities
+from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.loop import POLL_S

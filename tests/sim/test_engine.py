@@ -8,7 +8,9 @@ import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
-from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, SequenceStart, Verify, Work
+from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify, Work
+from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_sim.engine import SimProposer, SimTarget
 from smartspec_sim.simulate import SAMPLING, SimLimits
 from smartspec_sim.workload import SimRequest
@@ -47,7 +49,7 @@ def test_one_pass_runs_all_work() -> None:
     """3 rows, 4 + 1 + 5 = 10 tokens, a context of (10 + 20 + 0) / 3 = 10, at 1 s and 0.1 s per row
     and token of context: 1 + 3 x 10 x 0.1 = 4 s, and 0.5 s of the host."""
     table = PassTable((1,), (1, 16), ((1.0, 1.0),), context_s=0.1)
-    work = [Verify(1, (0,) * 3), Decode(2, 1), chunk(3, 5)]
+    work = [Verify(1, Draft((0,) * 3)), Decode(2, 1), chunk(3, 5)]
     (verified, decoded, read), seconds = polled(CostModel(table, host_s=0.5), (10, 20), work)
     assert (verified.num_drafted, verified.num_accepted, len(verified.tokens)) == (3, 2, 3)
     assert (len(decoded.tokens), read.tokens) == (1, ())
@@ -72,7 +74,7 @@ def test_prompt_tokens_are_charged_as_measured(
     charged like drafts, which would take 10 s each."""
     table = PassTable((1, 2), (1, 3, 4), ((1.0, 1.0, 11.0),) * 2, context_s=0.1)
     cost = CostModel(table, host_s=0.5, prompt=PassTable((1,), (1, 5, 9), ((2.0, 4.0, 8.0),)))
-    work: list[Work] = [Verify(1, (0,) * 3), Decode(2, 1)] if is_decoding else []
+    work: list[Work] = [Verify(1, Draft((0,) * 3)), Decode(2, 1)] if is_decoding else []
     work += [chunk(sequence, num) for sequence, num in enumerate(chunks, start=3)]
     events, took_s = polled(cost, (10, 20), work)
     assert [event.pass_s for event in events] == pytest.approx([seconds] * len(work))

@@ -23,20 +23,17 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SequenceId
 from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.base import (
-    SHORT_LAG,
-    Draft,
-    DraftTask,
     Event,
     Grammar,
     Prefill,
-    Proposer,
-    ProposerCapabilities,
     SequenceStart,
     SharesNothing,
     TargetCapabilities,
     Verify,
     Work,
 )
+from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer, ProposerCapabilities
 from smartspec_sim.acceptance import Runs, num_accepted
 from smartspec_testing.clock import VirtualClock
 
@@ -111,7 +108,7 @@ class SimTarget(SharesNothing):
             num_tokens += 1
             context += self._num_known[item.sequence]
             if isinstance(item, Verify):
-                num_tokens += len(item.drafts)
+                num_tokens += len(item.draft.tokens)
         cost, is_ready = self._cost, num_tokens + num_prompt in self.ready_sizes
         self.ready_sizes = (num_tokens + num_prompt,)
         if cost.prompt is None:
@@ -131,8 +128,8 @@ class SimTarget(SharesNothing):
             return Event(sequence, pass_s=pass_s)
         num_drafted = num_kept = 0
         if isinstance(item, Verify):
-            text, num_drafted = self._texts[sequence], len(item.drafts)
-            runs = text.runs[PROPOSERS[item.drafts[0]]]
+            text, num_drafted = self._texts[sequence], len(item.draft.tokens)
+            runs = text.runs[PROPOSERS[item.draft.tokens[0]]]
             num_kept = num_accepted(runs, self._num_known[sequence] - text.prompt_len, num_drafted)
         self._num_known[sequence] += num_kept + 1
         tokens = repeated(PLACEHOLDER, num_kept + 1)

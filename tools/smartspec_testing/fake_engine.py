@@ -166,9 +166,10 @@ class FakeTarget(SharesNothing):
             assert 1 <= work.max_tokens <= limits.max_decode_tokens, "wrong length of a burst"
             return
         room = min(limits.max_draft_len, limits.max_context_len - len(sequence.tokens))
-        assert 1 <= len(work.drafts) <= room, "wrong number of drafts"
+        drafts = work.draft.tokens
+        assert 1 <= len(drafts) <= room, "wrong number of drafts"
         assert limits.can_verify(sequence.sampling), "its sampling cannot be verified"
-        assert all(0 <= token < limits.vocab_size for token in work.drafts), "tokens out of range"
+        assert all(0 <= token < limits.vocab_size for token in drafts), "tokens out of range"
 
     def poll(self, timeout_s: float) -> list[Event]:
         """One event for each sequence in flight, in the order of submission."""
@@ -194,14 +195,14 @@ class FakeTarget(SharesNothing):
         """Seconds of the one pass that checks the drafts and decodes; before any token is added."""
         if self._cost is None or not works:
             return 0.0
-        num_drafts = sum(len(work.drafts) for work in works if isinstance(work, Verify))
+        num_drafts = sum(len(work.draft.tokens) for work in works if isinstance(work, Verify))
         context_len = sum(len(self._held[work.sequence].tokens) for work in works) / len(works)
         return self._cost.target_s(len(works), len(works) + num_drafts, context_len)
 
     def _run(self, work: Work, pass_s: float) -> Event:
         number, sequence = work.sequence, self._held[work.sequence]
         read = work.tokens if isinstance(work, Prefill) else ()
-        drafts = work.drafts if isinstance(work, Verify) else ()
+        drafts = work.draft.tokens if isinstance(work, Verify) else ()
         sequence.num_read += len(read)
         num_accepted = self._num_accepted(sequence, drafts)
         draws = sequence.num_read >= sequence.num_known

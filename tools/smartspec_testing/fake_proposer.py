@@ -13,14 +13,9 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    Draft,
-    DraftTask,
-    Grammar,
-    Proposer,
-    ProposerCapabilities,
-)
+from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.draft import NO_DRAFT, Draft
+from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 from smartspec_testing.clock import Clock, RealClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, token_at
 

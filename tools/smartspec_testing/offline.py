@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.engines.base import Proposer, Target
+from smartspec_py.engines.base import Target
+from smartspec_py.engines.proposer import Proposer
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import StepLoop

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.defaults import LEAST_CHUNK
-from smartspec_py.engines.base import Proposer, Target
+from smartspec_py.engines.base import Target
+from smartspec_py.engines.proposer import Proposer
 
 
 @dataclass(frozen=True)

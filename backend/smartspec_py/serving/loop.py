@@ -1,6 +1,7 @@
 """The step loop: the thread that owns requests and engines.
 
-A step: take in, plan (mode, views, plan), flush, draft, submit, await, apply, record. The scheduler
+A step: take in, plan (mode, views, plan), flush, draft, submit, await, learn acceptance, apply,
+record and learn costs. The scheduler
 changes requests, the proposers draft, and the planner chooses draft lengths. This module does not
 depend on Triton, PyTorch or text.
 An exception while a step is planned or drafted costs its drafts. One while it is recorded costs
@@ -21,17 +22,9 @@ from typing import Any
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    Decode,
-    Draft,
-    Event,
-    Prefill,
-    Proposer,
-    Target,
-    Verify,
-    Work,
-)
+from smartspec_py.engines.base import Decode, Event, Prefill, Target, Verify, Work
+from smartspec_py.engines.draft import NO_DRAFT, Draft
+from smartspec_py.engines.proposer import Proposer
 from smartspec_py.faults import ENDS
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
@@ -139,7 +132,8 @@ class StepLoop:
         target_s = _target_s(events, decision)
         if any(draft.on_device is not None for draft in drafts.values()):
             watch.extend("draft_s", target_s)
-        self.scheduler.apply(events, decision.views)
+        self._learn(self._speculation.observe, self.scheduler.steps_of(events), decision.views)
+        self.scheduler.apply(events)
         watch.mark("total_s")
         if events:
             self._record(decision, prefills, drafted, events, target_s=target_s, watch=watch)
@@ -255,13 +249,17 @@ class StepLoop:
             **watch.times,
         )
         self.records.append(record)
+        self._learn(self.controller.observe, record)
+        self._post(record)
+
+    def _learn(self, observe: Callable[..., None], *step: Any) -> None:
+        """After an exception, this step has taught less."""
         try:
-            self.controller.observe(record)
+            observe(*step)
         except ENDS:
             raise
         except BaseException:
-            logger.exception("a step taught no costs")
-        self._post(record)
+            logger.exception("a step taught nothing")
 
     def _await(self, awaited: Collection[SequenceId]) -> list[Event]:
         """Poll until there is an event of one of these sequences: the record of a step needs the
@@ -288,7 +286,7 @@ class StepLoop:
         for request in ready:
             draft = drafts.get(request.sequence, NO_DRAFT)
             if draft.tokens:
-                yield Verify(request.sequence, *draft)
+                yield Verify(request.sequence, draft)
             else:
                 yield Decode(request.sequence, min(most, request.remaining))
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from smartspec_py.api.errors import field_text
-from smartspec_py.core.types import FinishReason, SequenceView
+from smartspec_py.core.types import FinishReason
 from smartspec_py.defaults import GUIDE_FIELD
 from smartspec_py.engines.base import Event, Prefill, SequenceStart, Target, Work
 from smartspec_py.engines.host_time import Cause
@@ -211,32 +211,21 @@ class Scheduler:
                 request.has_begun = True
         self._target.submit(work)
 
-    def apply(self, events: Sequence[Event], views: Sequence[SequenceView]) -> None:
-        """views: what could be drafted in this step."""
+    def steps_of(self, events: Sequence[Event]) -> list[tuple[Request, Event]]:
+        """The events that requests get, each with its request."""
         steps = [(self.batcher.live[event.sequence], event) for event in events]
-        self._learn(steps, views)
+        return [step for step in steps if not step[0].is_over and step[1].failure is None]
+
+    def apply(self, events: Sequence[Event]) -> None:
         now = self._clock()
-        for request, event in steps:
+        for event in events:
+            request = self.batcher.live[event.sequence]
             request.is_in_flight, request.engine_s = not event.is_last, now
             if not request.is_over:
                 self._alone(request, self._advance, event)
                 self._alone(request, self._charge)
             elif event.is_last:
                 self._alone(request, self._release)
-
-    def _learn(self, steps: Sequence[tuple[Request, Event]], views: Sequence[SequenceView]) -> None:
-        """Learn acceptance. After an exception, this step has taught less."""
-        decoded = [
-            (request, event)
-            for request, event in steps
-            if request.state is RequestState.DECODING and event.failure is None
-        ]
-        try:
-            self._speculation.observe(decoded, views)
-        except ENDS:
-            raise
-        except BaseException:
-            logger.exception("a step taught no acceptance")
 
     def cancel_all(self) -> None:
         """End all requests. Those with tokens return the text so far, the others an error."""
@@ -294,10 +283,8 @@ class Scheduler:
         if request.state is RequestState.DECODING:
             request.num_steps += 1 if event.num_drafted else len(event.tokens)
             request.num_drafted += event.num_drafted
-        else:
-            self._speculation.read_prompt(request, event)
-            if event.tokens or event.finish is not None:
-                request.move_to(RequestState.DECODING)
+        elif event.tokens or event.finish is not None:
+            request.move_to(RequestState.DECODING)
         tokens, reason, end_token = _keep(request, event)
         num_accepted = min(event.num_accepted, len(tokens))
         request.num_accepted += num_accepted

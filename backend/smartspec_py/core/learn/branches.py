@@ -35,7 +35,9 @@ class BranchTracker:
     def observe(
         self, drafts: Sequence[int], parents: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """Learn from the tokens that were generated in a step with a tree; see `Draft.parents`.
+        """Learn from the tokens that were generated in a step with a tree.
+
+        parents: of each draft the node that it follows, as in `engines.draft`.
 
         The trial of a node counts the shares of those other guesses that the tree had. Returns the
         number of drafts on the path of best guesses, and how many of these were right.

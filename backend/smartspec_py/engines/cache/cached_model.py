@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import DraftTask, SequenceStart
+from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.cache.blocks import BlockPool, Memory, Table
 from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 

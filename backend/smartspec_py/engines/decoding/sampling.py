@@ -45,6 +45,7 @@ from smartspec_py.engines.decoding.truncation import (
     truncation_kind,
 )
 from smartspec_py.engines.device import on_device
+from smartspec_py.engines.draft import NO_DRAFT, Draft
 
 NOT_FINITE = Failure(
     "the model's logits are not finite: its numbers overflow in this precision; use a wider dtype "
@@ -57,62 +58,32 @@ _MAX_SCORES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """One sequence of a target's pass: len(drafts) + 1 rows of logits.
+    """One sequence of a target's pass. It has a row of logits after each node of its draft.
 
     position: absolute position of the first token to draw.
     history: the tokens before it; required if sampling.shapes_logits.
-    draft_probs: [len(drafts), vocab], the distribution of each draft; None if the drafts were not
-        sampled. Pass every sampled draft, even an unlikely one: dropping a draft because of its
-        value would bias the text. Ending the drafts after a token because of its value is safe.
-    parents: see `Draft.parents`; row i of the logits follows draft i, and row 0 the text. Drafts
-        that are verified by rejection are a chain.
-    on_device: see `Draft`. Not with sampling.shapes_logits.
     """
 
     sampling: SamplingParams
     position: int
     history: TokenHistory | None = None
-    drafts: tuple[int, ...] = ()
-    draft_probs: torch.Tensor | None = None
-    parents: tuple[int, ...] = ()
-    on_device: torch.Tensor | None = None
+    draft: Draft = NO_DRAFT
 
     @property
-    def paths(self) -> list[tuple[int, ...]]:
-        """The drafts that each row of logits follows."""
-        if not self.parents:
-            return [self.drafts[:row] for row in range(len(self.drafts) + 1)]
-        paths: list[tuple[int, ...]] = [()]
-        for draft, parent in zip(self.drafts, self.parents, strict=True):
-            paths.append((*paths[parent], draft))
-        return paths
-
-    @property
-    def draft_len(self) -> int:
-        """Number of drafts; of a tree, those of its longest path."""
-        return max(map(len, self.paths)) if self.parents else len(self.drafts)
-
-    def accepted(self, drawn: Sequence[int]) -> list[int]:
-        """The rows after accepted drafts, in the order of the text. drawn: the token of each
-        row."""
-        parents = self.parents or range(len(self.drafts))
-        rows = {pair: row for row, pair in enumerate(zip(parents, self.drafts, strict=True), 1)}
-        accepted, row = list[int](), 0
-        while row := rows.get((row, drawn[row]), 0):
-            accepted.append(row)
-        return accepted
+    def num_rows(self) -> int:
+        return len(self.draft.tokens) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
     """tokens: the accepted drafts and one more token; empty if that could not be drawn, and then
-    `failure` says why. log_probs: of each token; empty unless requested. rows: of the logits from
-    which the tokens were drawn, of this request."""
+    `failure` says why. log_probs: of each token; empty unless requested. nodes: of the draft, after
+    which each token was drawn."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[TokenLogProb, ...] = ()
     failure: Failure | None = None
-    rows: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
 
     @property
     def num_accepted(self) -> int:
@@ -136,7 +107,7 @@ class DraftRequest:
 @dataclass(frozen=True, slots=True)
 class _Draw:
     """One token to draw from a row of logits, at an absolute position. draft: the draft at this
-    position, [], if rejection decides on it; draft_probs: see `VerifyRequest`, [vocab]."""
+    position, [], if rejection decides on it; draft_probs: its distribution, [vocab]."""
 
     row: int
     sampling: SamplingParams
@@ -146,13 +117,13 @@ class _Draw:
 
 
 def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
-    """Verify the requests with their rows of logits [sum of len(drafts) + 1, vocab], float32.
+    """Verify the requests with their rows of logits [sum of num_rows, vocab], float32.
 
     A token is drawn from each row, and drafts that equal the drawn tokens are accepted. A row with
     NaN, or whose maximum is infinite, or whose grammar has failed, draws NO_TOKEN, which equals no
     draft.
     """
-    firsts = list(accumulate((len(request.drafts) + 1 for request in requests), initial=0))[:-1]
+    firsts = list(accumulate((request.num_rows for request in requests), initial=0))[:-1]
     pairs = list(zip(requests, firsts, strict=True))
     shaped, failures = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
     tokens = best_tokens(shaped, 1)[:, 0]
@@ -160,7 +131,8 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     for group in _groups(draws, logits):
         tokens[_index(group, logits)] = _drawn(shaped, group)
     is_finite = logits.amax(-1).isfinite()
-    unknown = [request.on_device for request in requests if request.on_device is not None]
+    on_devices = [request.draft.on_device for request in requests]
+    unknown = [drafts for drafts in on_devices if drafts is not None]
     # One copy to the host: it waits for the device.
     copied = torch.cat([torch.where(is_finite, tokens, NO_TOKEN), *unknown]).tolist()
     drawn_tokens, drafts = copied[: len(logits)], iter(copied[len(logits) :])
@@ -170,20 +142,21 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
         drawn_tokens[row] = NO_TOKEN
     results = []
     for request, first in zip(requests, firsts, strict=True):
-        drawn = drawn_tokens[first : first + len(request.drafts) + 1]
-        rows = (0, *request.accepted(drawn))
-        if failure := failures.get(first + rows[-1]):
+        drawn = drawn_tokens[first : first + request.num_rows]
+        nodes = (0, *request.draft.accepted(drawn))
+        if failure := failures.get(first + nodes[-1]):
             results.append(VerifyResult((), failure=failure))
         else:
-            results.append(VerifyResult(tuple([drawn[row] for row in rows]), rows=rows))
+            results.append(VerifyResult(tuple([drawn[node] for node in nodes]), nodes=nodes))
     return _with_log_probs(results, logits, requests, firsts)
 
 
 def _known(request: VerifyRequest, drafts: Iterator[int]) -> VerifyRequest:
-    """The request with its drafts, which are the next ones if only the device knew them."""
-    if request.on_device is None:
+    """The request with its draft, whose tokens are the next ones if only the device knew them."""
+    draft = request.draft
+    if draft.on_device is None:
         return request
-    return replace(request, drafts=tuple(islice(drafts, len(request.drafts))))
+    return replace(request, draft=draft._replace(tokens=tuple(islice(drafts, len(draft.tokens)))))
 
 
 def draft_tokens(
@@ -254,7 +227,7 @@ def _shapings(request: VerifyRequest, first: int) -> list[Shaping]:
     history = _history(request)
     return [
         Shaping(first + row, request.sampling, history, path)
-        for row, path in enumerate(request.paths)
+        for row, path in enumerate(request.draft.paths)
     ]
 
 
@@ -265,20 +238,20 @@ def _history(request: VerifyRequest | DraftRequest) -> TokenHistory:
 
 def _draws(request: VerifyRequest, first: int, device: torch.device) -> list[_Draw]:
     """One draw for each row. Greedy text needs none."""
-    sampling, judged = request.sampling, request.on_device
+    sampling, judged = request.sampling, request.draft.on_device
     if sampling.is_greedy:
         return []
     if sampling.verification is not Verification.REJECTION:
         judged = None
     elif judged is None:
-        assert not request.parents, "a tree cannot be verified by rejection"
-        judged = on_device(request.drafts, device)
+        assert request.draft.tree is None, "a tree cannot be verified by rejection"
+        judged = on_device(request.draft.tokens, device)
     draws = []
-    for row, path in enumerate(request.paths):
+    for row, path in enumerate(request.draft.paths):
         draft, probs = None, None
         if judged is not None and row < len(judged):
             draft = judged[row]
-            probs = None if request.draft_probs is None else request.draft_probs[row]
+            probs = None if request.draft.probs is None else request.draft.probs[row]
         position = request.position + len(path)
         draws.append(_Draw(first + row, sampling, position, draft, draft_probs=probs))
     return draws
@@ -348,7 +321,7 @@ def _with_log_probs(
     ]
     if not wanted:
         return results
-    rows = [firsts[i] + row for i in wanted for row in results[i].rows]
+    rows = [firsts[i] + row for i in wanted for row in results[i].nodes]
     tokens = [token for i in wanted for token in results[i].tokens]
     num_top = [requests[i].sampling.num_top_log_probs for i in wanted for _ in results[i].tokens]
     index = torch.tensor(rows, device=logits.device)

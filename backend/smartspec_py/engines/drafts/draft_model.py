@@ -14,18 +14,13 @@ from typing import Any
 import torch
 
 from smartspec_py.core.types import NO_TOKEN, SequenceId
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    SHORT_LAG,
-    Draft,
-    DraftTask,
-    Grammar,
-    Proposer,
-    ProposerCapabilities,
-)
+from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.cache.cached_model import CachedModel, CachedSequence, history_of
-from smartspec_py.engines.decoding.sampling import DraftRequest, draft_tokens
+from smartspec_py.engines.decoding.sampling import draft_tokens
+from smartspec_py.engines.draft import NO_DRAFT, Draft
+from smartspec_py.engines.drafts.growing import Chain, Chains, Group, Growing
+from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner
 
 CATCH_UP_CHUNK = 512
@@ -42,49 +37,6 @@ class DraftSequence(CachedSequence):
 
     num_known: int = 0
     num_valid: int = 0
-
-
-@dataclass(slots=True)
-class Drafting:
-    """A task in progress: the drafts so far, and the distributions they were drawn from. on_device:
-    see `Draft`."""
-
-    task: DraftTask
-    state: DraftSequence
-    tokens: list[int]
-    probs: list[torch.Tensor]
-    on_device: torch.Tensor | None = None
-
-    @property
-    def wants_more(self) -> bool:
-        has_ended = bool(self.tokens) and self.tokens[-1] in self.task.sampling.end_tokens
-        return len(self.tokens) < self.task.draft_len and not has_ended
-
-    @property
-    def num_logits(self) -> int:
-        """Of the next pass."""
-        return 1
-
-    @property
-    def request(self) -> DraftRequest:
-        """Of the next pass."""
-        position = len(self.task.tokens) + len(self.tokens)
-        return DraftRequest(self.task.sampling, position, self.state.history, tuple(self.tokens))
-
-    def take(self, token: int, prob: torch.Tensor | None) -> None:
-        self.tokens.append(token)
-        if prob is not None:
-            self.probs.append(prob)
-
-    def read(self, num_tokens: int) -> None:
-        """Record that the table now holds num_tokens tokens."""
-        self.state.table.num_cached = num_tokens
-        self.state.num_valid = min(num_tokens, self.state.num_known)
-
-    @property
-    def draft(self) -> Draft:
-        probs = torch.stack(self.probs) if self.probs else None
-        return Draft(tuple(self.tokens), probs, on_device=self.on_device)
 
 
 class DraftModelProposer(CachedModel[DraftSequence], Proposer):
@@ -121,14 +73,19 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()
-        started = {task.sequence: self._start(task) for task in tasks if task.draft_len > 0}
-        active = list(started.values())
-        self._catch_up(active)
+        groups = self._groups([task for task in tasks if task.draft_len > 0])
+        started = {each.task.sequence: each for group in groups for each in group.active}
+        self._catch_up([each.task for each in started.values()])
         needs_host = any(task.sampling.shapes_logits or task.depth for task in tasks)
         if self.runner.is_asynchronous and not needs_host:
-            self._draft_on_device(active)
-        while active := [drafting for drafting in active if drafting.wants_more]:
-            self._draw(active, self._read(active).logits)
+            for group in groups:
+                assert isinstance(group, Chains), "trees need the host"
+                self._draft_on_device(group.chains)
+        while growing := [(group, group.active) for group in groups if group.active]:
+            logits = self._read([each for _, active in growing for each in active]).logits
+            counts = [sum(each.num_logits for each in active) for _, active in growing]
+            for (group, _), rows in zip(growing, torch.split(logits, counts), strict=True):
+                group.take(rows)
         return [
             started[task.sequence].draft if task.sequence in started else NO_DRAFT for task in tasks
         ]
@@ -151,8 +108,10 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         table.num_cached = min(table.num_cached, state.num_valid, len(table.tokens))
         self._free(sequence)
 
-    def _start(self, task: DraftTask) -> Drafting:
-        return Drafting(task, self._enter(task), [], [])
+    def _groups(self, tasks: Sequence[DraftTask]) -> list[Group]:
+        """The drafts to grow, of sequences that have entered the cache."""
+        chains = [Chain(task, self._enter(task).history) for task in tasks]
+        return [Chains(chains)] if chains else []
 
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The state of the sequence, updated with the task's tokens."""
@@ -173,66 +132,58 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         for state in self._sequences.values():
             state.table.num_cached = min(state.table.num_cached, state.num_valid)
 
-    def _catch_up(self, draftings: Sequence[Drafting]) -> None:
+    def _catch_up(self, tasks: Sequence[DraftTask]) -> None:
         """Prefill all until they lack at most SHORT_LAG known tokens; many sequences per pass."""
-        while behind := [d for d in draftings if _lag(d) > SHORT_LAG]:
+        while behind := [task for task in tasks if self._lag(task) > SHORT_LAG]:
             inputs, left = [], CATCH_UP_CHUNK
-            for drafting in behind:
-                table, tokens = drafting.state.table, drafting.task.tokens
-                last = min(table.num_cached + left, len(tokens) - 1)
-                chunk = tokens[table.num_cached : last]
+            for task in behind:
+                state = self._sequences[task.sequence]
+                num_read = state.table.num_cached
+                chunk = task.tokens[num_read : min(num_read + left, len(task.tokens) - 1)]
                 if chunk:
-                    inputs.append(self._input(drafting, chunk, 0))
-                    table.num_cached = drafting.state.num_valid = last
+                    inputs.append(self._input(task, chunk, 0, num_prompt=len(chunk)))
+                    state.table.num_cached = state.num_valid = num_read + len(chunk)
                     left -= len(chunk)
             self.runner.forward(inputs)
 
-    def _draft_on_device(self, draftings: Sequence[Drafting]) -> None:
+    def _lag(self, task: DraftTask) -> int:
+        return len(task.tokens) - 1 - self._sequences[task.sequence].table.num_cached
+
+    def _draft_on_device(self, chains: Sequence[Chain]) -> None:
         """Draft all tokens, each pass with the tokens of the one before, without waiting for any.
         Drafts after an end token are computed in vain."""
-        longest_first = sorted(draftings, key=lambda drafting: -drafting.task.draft_len)
-        lengths = [drafting.task.draft_len for drafting in longest_first]
-        if not lengths:
-            return
+        longest_first = sorted(chains, key=lambda chain: -chain.task.draft_len)
+        lengths = [chain.task.draft_len for chain in longest_first]
         device = self.runner.config.device
         drafts = torch.zeros(len(lengths), lengths[0], dtype=torch.long, device=device)
         last = None
         for place in range(lengths[0]):
             active = longest_first[: sum(length > place for length in lengths)]
             output = self._read(active, None if last is None else last[: len(active)])
-            last, probs = draft_tokens(output.logits, [drafting.request for drafting in active])
+            last, probs = draft_tokens(output.logits, [chain.request for chain in active])
             drafts[: len(active), place] = last
-            for drafting, prob in zip(active, probs, strict=True):
-                drafting.take(NO_TOKEN, prob)
-        for drafting, tokens, length in zip(longest_first, drafts, lengths, strict=True):
-            drafting.on_device = tokens[:length]
+            for chain, prob in zip(active, probs, strict=True):
+                chain.take(NO_TOKEN, prob)
+        for chain, tokens, length in zip(longest_first, drafts, lengths, strict=True):
+            chain.on_device = tokens[:length]
 
-    def _read(self, draftings: Sequence[Drafting], last: torch.Tensor | None = None) -> PassOutput:
-        """Process the unread tokens of each sequence. last: the last draft of each, if it is only
-        on the device."""
+    def _read(self, growing: Sequence[Growing], last: torch.Tensor | None = None) -> PassOutput:
+        """Process what is not read yet: known tokens, and then drafted ones. last: the last draft
+        of each, if it is only on the device."""
         inputs = []
-        for drafting in draftings:
-            unread = self._unread(drafting)
-            inputs.append(unread)
-            drafting.read(unread.position + len(unread.tokens))
+        for each in growing:
+            state = self._sequences[each.task.sequence]
+            tokens = each.unread or each.task.tokens[state.table.num_cached :]
+            read = self._input(each.task, tokens, each.num_logits, tree=each.tree)
+            num_read = read.position + len(tokens)
+            state.num_valid = min(num_read, state.num_known)
+            state.table.num_cached = num_read if each.keeps_keys else state.num_valid
+            inputs.append(read)
         return self.runner.forward(inputs, last)
 
-    def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> None:
-        """Draft from the logits of a pass."""
-        tokens, probs = draft_tokens(logits, [drafting.request for drafting in draftings])
-        for drafting, token, prob in zip(draftings, tokens.tolist(), probs, strict=True):
-            drafting.take(token, prob)
-
-    def _unread(self, drafting: Drafting) -> RowInput:
-        """The tokens that the table does not hold yet: known tokens, or the last draft."""
-        known = drafting.task.tokens[drafting.state.table.num_cached :]
-        return self._input(drafting, drafting.tokens[-1:] or known, 1)
-
-    def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
+    def _input(
+        self, task: DraftTask, tokens: Sequence[int], num_logits: int, **more: Any
+    ) -> RowInput:
         """These tokens, after those that the table holds."""
-        table, num_prompt = drafting.state.table, 0 if num_logits else len(tokens)
-        return self._row_input(table, table.num_cached, tokens, num_logits, num_prompt=num_prompt)
-
-
-def _lag(drafting: Drafting) -> int:
-    return len(drafting.task.tokens) - 1 - drafting.state.table.num_cached
+        table = self._sequences[task.sequence].table
+        return self._row_input(table, table.num_cached, tokens, num_logits, **more)

@@ -6,14 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    Draft,
-    DraftTask,
-    Grammar,
-    Proposer,
-    ProposerCapabilities,
-)
+from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.draft import NO_DRAFT, Draft
+from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 
 FORCED = "forced"
 """The only cohort of forced tokens."""

@@ -1,7 +1,7 @@
-"""Grows trees of drafts on the device: the most probable paths by the proposer's own guesses.
+"""Drafts that grow: chains by one token, and trees by one depth, after each row of logits.
 
-Each depth is guessed after up to WIDTH nodes of the depth before, those with the most probable
-paths. So with WIDTH guesses for each of them, a tree of depth d is chosen from
+Each depth of a tree is guessed after up to WIDTH nodes of the depth before, those with the most
+probable paths. So with WIDTH guesses for each of them, a tree of depth d is chosen from
 WIDTH + (d - 1) WIDTH^2 nodes (Li et al., "EAGLE-2", arXiv 2406.16858).
 """
 
@@ -9,17 +9,192 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 
 from smartspec_py.core.plan.trees import WIDTH
-from smartspec_py.engines.base import Draft
+from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses, draft_tokens
+from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.draft import NO_DRAFT, Draft, Tree
+from smartspec_py.engines.proposer import DraftTask
 
 MAX_TIMED = 8
 """Most trees that are timed together at the start. Trees pay for few requests only."""
 
 NUM_TIMINGS = 5
 """How often drafting is timed. The fastest counts, because other processes only slow it down."""
+
+
+class Growing(Protocol):
+    """A draft in progress, of a proposer that reads what it has drafted.
+
+    tokens: drafted ones that the next pass reads; none before the first pass, which reads known
+        tokens. tree: of these tokens; None for a chain. num_logits: of the next pass, for the last
+        tokens that it reads. keeps_keys: whether later passes use the keys of drafted tokens.
+    """
+
+    task: DraftTask
+    keeps_keys: ClassVar[bool]
+
+    @property
+    def unread(self) -> Sequence[int]: ...
+
+    @property
+    def tree(self) -> Tree | None: ...
+
+    @property
+    def num_logits(self) -> int: ...
+
+    @property
+    def draft(self) -> Draft: ...
+
+
+class Group(Protocol):
+    """Drafts that take their logits together."""
+
+    @property
+    def active(self) -> Sequence[Growing]:
+        """Those that are not complete."""
+        ...
+
+    def take(self, logits: torch.Tensor) -> None:
+        """Let the active ones grow. logits: [sum of their num_logits, vocab], float32."""
+        ...
+
+
+@dataclass(slots=True)
+class Chain:
+    """See `Growing`. history: the tokens before it; None if sampling does not need them."""
+
+    keeps_keys: ClassVar[bool] = True
+    num_logits: ClassVar[int] = 1
+    tree: ClassVar[None] = None
+
+    task: DraftTask
+    history: TokenHistory | None = None
+    tokens: list[int] = field(default_factory=list)
+    probs: list[torch.Tensor] = field(default_factory=list)
+    on_device: torch.Tensor | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        has_ended = bool(self.tokens) and self.tokens[-1] in self.task.sampling.end_tokens
+        return len(self.tokens) >= self.task.draft_len or has_ended
+
+    @property
+    def unread(self) -> Sequence[int]:
+        return self.tokens[-1:]
+
+    @property
+    def request(self) -> DraftRequest:
+        """For the next token."""
+        position = len(self.task.tokens) + len(self.tokens)
+        return DraftRequest(self.task.sampling, position, self.history, tuple(self.tokens))
+
+    def take(self, token: int, prob: torch.Tensor | None) -> None:
+        self.tokens.append(token)
+        if prob is not None:
+            self.probs.append(prob)
+
+    @property
+    def draft(self) -> Draft:
+        probs = torch.stack(self.probs) if self.probs else None
+        return Draft(tuple(self.tokens), probs, on_device=self.on_device)
+
+
+@dataclass(slots=True)
+class Chains:
+    """A `Group` of chains."""
+
+    chains: Sequence[Chain]
+
+    @property
+    def active(self) -> list[Chain]:
+        return [chain for chain in self.chains if not chain.is_complete]
+
+    def take(self, logits: torch.Tensor) -> None:
+        active = self.active
+        tokens, probs = draft_tokens(logits, [chain.request for chain in active])
+        for chain, token, prob in zip(active, tokens.tolist(), probs, strict=True):
+            chain.take(token, prob)
+
+
+@dataclass(slots=True)
+class Branching:
+    """A tree of a `Trees` group, of which a proposer reads the nodes that guesses follow. These are
+    the nodes here: 0 is the last known token.
+
+    first: the first node of the last depth. draft: once the tree is complete.
+    """
+
+    keeps_keys: ClassVar[bool] = False
+
+    task: DraftTask
+    history: TokenHistory | None = None
+    unread: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    first: int = 0
+    depth: int = 0
+    draft: Draft = NO_DRAFT
+
+    @property
+    def tree(self) -> Tree | None:
+        return Tree(tuple(self.parents)) if self.parents else None
+
+    @property
+    def ends(self) -> range:
+        """The nodes of the last depth."""
+        return range(self.first, len(self.unread) + 1)
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.ends)
+
+    @property
+    def requests(self) -> list[DraftRequest]:
+        """For the guesses after each of the ends."""
+        position = len(self.task.tokens) + self.depth
+        paths = Draft(tuple(self.unread), tree=self.tree).paths
+        return [
+            DraftRequest(self.task.sampling, position, self.history, paths[end])
+            for end in self.ends
+        ]
+
+    def grow(self, tokens: Sequence[int], before: Sequence[int]) -> None:
+        """The new ends, see `GrowingTrees.grow`."""
+        ends, self.first = self.ends, len(self.unread) + 1
+        self.parents += [ends[place] for place in before]
+        self.unread += tokens
+        self.depth += 1
+
+
+class Trees:
+    """A `Group` of trees of the same depth."""
+
+    def __init__(self, trees: Sequence[Branching]) -> None:
+        self._trees = trees
+        self._growing: GrowingTrees | None = None
+
+    @property
+    def active(self) -> Sequence[Branching]:
+        is_complete = self._trees[0].depth >= self._trees[0].task.depth
+        return [] if is_complete else self._trees
+
+    def take(self, logits: torch.Tensor) -> None:
+        if self._growing is None:
+            self._growing = GrowingTrees(len(self._trees), logits.device)
+        requests = [request for tree in self._trees for request in tree.requests]
+        tokens, log_probs = best_guesses(logits, requests, WIDTH)
+        shape = len(self._trees), self._growing.num_ends, -1
+        ends = self._growing.grow(tokens.view(shape), log_probs.view(shape))
+        for tree, *of_tree in zip(self._trees, *torch.stack(ends).tolist(), strict=True):
+            tree.grow(*of_tree)
+        if not self.active:
+            drafts = self._growing.drafts([tree.task.draft_len for tree in self._trees])
+            for tree, draft in zip(self._trees, drafts, strict=True):
+                tree.draft = draft
 
 
 class GrowingTrees:
@@ -75,7 +250,7 @@ class GrowingTrees:
         counts = is_kept.sum(1).tolist()
         both = torch.stack([self._tokens.gather(1, of_nodes), parents], 1).tolist()
         return [
-            Draft(tuple(tokens[1:count]), parents=tuple(places[1:count]))
+            Draft(tuple(tokens[1:count]), tree=Tree(tuple(places[1:count])))
             for (tokens, places), count in zip(both, counts, strict=True)
         ]
 

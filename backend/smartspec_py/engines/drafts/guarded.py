@@ -7,14 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    Draft,
-    DraftTask,
-    Grammar,
-    Proposer,
-    ProposerCapabilities,
-)
+from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.draft import NO_DRAFT, Draft
+from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.faults import ENDS
 
 logger = logging.getLogger(__name__)

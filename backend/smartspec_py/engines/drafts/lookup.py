@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import Draft, DraftTask, Grammar, Proposer, ProposerCapabilities
+from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 
 NOT_FOUND = 0
 """Means that there is no earlier occurrence. No occurrence ends at position 0."""

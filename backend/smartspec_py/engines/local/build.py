@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.defaults import DRAFT_MODEL, HEADS, ConfigError
-from smartspec_py.engines.base import Proposer
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE
 from smartspec_py.engines.checkpoints.adapters import (
@@ -57,6 +56,7 @@ from smartspec_py.engines.model_files import (
     stepwise_capabilities,
 )
 from smartspec_py.engines.profile import cached_profile, fingerprint, profile_path
+from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.machine import thread_count
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import use_float8

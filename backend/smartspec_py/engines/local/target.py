@@ -16,6 +16,7 @@ import torch
 
 from smartspec_py.core.types import PromptLogProbs, SamplingParams, SequenceId
 from smartspec_py.engines.base import (
+    Decode,
     Event,
     Failure,
     Prefill,
@@ -34,6 +35,7 @@ from smartspec_py.engines.decoding.sampling import (
     verify,
 )
 from smartspec_py.engines.device import Moment
+from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.host_time import Cause, HostTime
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 from smartspec_py.faults import ENDS, sentence
@@ -153,7 +155,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
         items = [item for _, item in made if isinstance(item, _Item)]
         if not items:
             return events
-        drafts = [item.request.on_device for item in items if item.request]
+        drafts = [item.request.draft.on_device for item in items if item.request]
         unknown = [tokens for tokens in drafts if tokens is not None]
         token_ids = torch.cat(unknown) if unknown else None
         out = self.runner.forward([item.row_input for item in items], token_ids)
@@ -209,16 +211,8 @@ class TorchTarget(CachedModel[_TargetSequence]):
             )
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request, scored=scored)
-        verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
-        drafts, device = verified.drafts, self.runner.config.device
-        # The draft model may have its own device.
-        probs, on_device = (
-            None if tensor is None else tensor.to(device)
-            for tensor in (verified.draft_probs, verified.on_device)
-        )
-        if on_device is not None and not self.runner.is_asynchronous:
-            drafts, on_device = tuple(on_device.tolist()), None
-        tokens, parents = (state.tokens[-1], *drafts), verified.parents
+        draft = self._here(work.draft) if isinstance(work, Verify) else NO_DRAFT
+        tokens = (state.tokens[-1], *draft.tokens)
         first, num = table.num_cached, len(tokens)
         read = self._row_input(
             table,
@@ -226,24 +220,31 @@ class TorchTarget(CachedModel[_TargetSequence]):
             tokens,
             num,
             num_prompt=num if state.is_long else 0,
-            parents=parents,
+            tree=draft.tree,
             adapter=state.adapter,
         )
-        request = VerifyRequest(
-            sampling, first + 1, state.history, drafts, probs, parents, on_device
+        return _Item(work.sequence, read, VerifyRequest(sampling, first + 1, state.history, draft))
+
+    def _here(self, draft: Draft) -> Draft:
+        """The draft with its tensors on the target's device: a draft model may have its own."""
+        probs, on_device = (
+            None if tensor is None else tensor.to(self.runner.config.device)
+            for tensor in (draft.probs, draft.on_device)
         )
-        return _Item(work.sequence, read, request)
+        if on_device is None or self.runner.is_asynchronous:
+            return draft._replace(probs=probs, on_device=on_device)
+        return draft._replace(tokens=tuple(on_device.tolist()), probs=probs, on_device=None)
 
     def _move_keys(self, items: Sequence[_Item], results: Sequence[VerifyResult]) -> None:
         """Move the keys of accepted tokens of trees to where those of a chain are, for all rows
         together."""
         moves = []
         for item, result in zip(items, results, strict=True):
-            if item.row_input.parents:
+            if item.row_input.tree:
                 read = item.row_input
                 first = read.row * self.runner.config.max_len + read.position
-                pairs = enumerate(result.rows)
-                moves += [(first + row, first + place) for place, row in pairs if row != place]
+                pairs = enumerate(result.nodes)
+                moves += [(first + node, first + place) for place, node in pairs if node != place]
         if moves:
             self.runner.move_keys(*zip(*moves, strict=True))
 
@@ -302,13 +303,14 @@ class TorchTarget(CachedModel[_TargetSequence]):
         if result is None or item.request is None:
             state.table.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden, prompt_log_probs=scored)
-        num_drafts = len(item.request.drafts)
+        draft = item.request.draft
+        num_drafts = len(draft.tokens)
         is_sick = result.failure is NOT_FINITE
         if is_sick and num_drafts and self.runner.cache.spreads_nan:
             # The draft that overflows may not be the first: verify none.
             self.runner.cache.clear([state.table.row], item.row_input.position)
-            [event] = self._run([Verify(item.sequence, ())])
-            return event._replace(num_drafted=item.request.draft_len)
+            [event] = self._run([Decode(item.sequence, 1)])
+            return event._replace(num_drafted=draft.length)
         if result.failure is not None:
             return self._fail(item.sequence, result.failure)
         state.table.num_cached = end - num_drafts + result.num_accepted
@@ -318,7 +320,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
         return Event(
             sequence=item.sequence,
             tokens=result.tokens,
-            num_drafted=item.request.draft_len,
+            num_drafted=draft.length,
             num_accepted=result.num_accepted,
             pass_s=pass_s,
             log_probs=result.log_probs,
@@ -338,7 +340,7 @@ def _verified(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[V
         logger.exception("the verification of all together failed")
     results, first = [], 0
     for request in requests:
-        last = first + len(request.drafts) + 1
+        last = first + request.num_rows
         try:
             results += verify(logits[first:last], [request])
         except ENDS:
@@ -354,8 +356,8 @@ def _reported(
 ) -> torch.Tensor | None:
     """Those of the item's states that the proposers get: of tokens that are new and final. None if
     there are none."""
-    if item.request is not None and item.request.drafts and result is not None:
-        if item.request.parents:
-            return states[list(result.rows)]
+    if item.request is not None and item.request.draft.tokens and result is not None:
+        if item.request.draft.tree:
+            return states[list(result.nodes)]
         return states[: result.num_accepted + 1]
     return states if len(states) else None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.checkpoints.config import key_shape
+from smartspec_py.engines.draft import Tree
 
 PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
 
@@ -73,10 +74,9 @@ class RowInput:
     token, [tokens, width], that a head reads with it; see `drafts.eagle.head`. adapter: see
     `Adapters`. blocks: that hold the row, of a runner with blocks; None takes those of this number.
 
-    parents: of tokens that are a tree, for each token after the first the index of the token before
-    it in this input, or -1 if it follows what the row holds before `position`, as the first token
-    does. A token sees the row before `position` and, of the new tokens, its ancestors and itself.
-    Empty for a chain. At most 64 tokens; PyTorch only, without sliding windows."""
+    tree: the tokens are its last nodes: all, or all but node 0, which the row already holds. A
+    token sees the row before `position` and, of the new tokens, its ancestors and itself. None for
+    a chain. At most 64 tokens; PyTorch only, without sliding windows."""
 
     row: int
     position: int
@@ -85,7 +85,7 @@ class RowInput:
     num_prompt: int = 0
     first: int = 0
     states: torch.Tensor | None = None
-    parents: Sequence[int] = ()
+    tree: Tree | None = None
     adapter: int = 0
     blocks: NDArray[np.int32] | None = None
 
@@ -97,12 +97,18 @@ class RowInput:
     @property
     def positions(self) -> Sequence[int]:
         """Of each token in its text."""
-        if not self.parents:
+        if self.tree is None:
             return self.slots
-        positions = [self.position]
-        for parent in self.parents:
-            positions.append(self.position if parent < 0 else positions[parent] + 1)
-        return positions
+        depths = self.tree.depths[-len(self.tokens) :]
+        return [self.position + depth - depths[0] for depth in depths]
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """Of each token of a tree, which tokens of the input it sees, as bits."""
+        assert self.tree is not None, "a token of a chain sees all before it"
+        first = len(self.tree.parents) + 1 - len(self.tokens)
+        bits = [seen >> first for seen in self.tree.seen[first:]]
+        return np.array(bits, np.uint64).view(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

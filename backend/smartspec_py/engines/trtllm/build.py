@@ -14,7 +14,7 @@ from typing import Any
 
 from smartspec_py.config import LimitsConfig, TrtllmEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, GUIDE_FIELDS, ConfigError
-from smartspec_py.engines.base import Proposer, TargetCapabilities
+from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.measure import ProfileShape
 from smartspec_py.engines.model_files import (
@@ -25,6 +25,7 @@ from smartspec_py.engines.model_files import (
     num_token_ids,
 )
 from smartspec_py.engines.profile import cached_profile, profile_path
+from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role, faults_of, read_engine
 from smartspec_py.engines.trtllm.memory import (

@@ -13,14 +13,9 @@ from datetime import timedelta
 from typing import Any
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    Draft,
-    DraftTask,
-    Grammar,
-    Proposer,
-    ProposerCapabilities,
-)
+from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.draft import NO_DRAFT, Draft
+from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.engines.trtllm.requests import Bindings, ExecutorModel, cache_salt
 
 logger = logging.getLogger(__name__)

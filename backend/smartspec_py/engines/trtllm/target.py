@@ -150,7 +150,7 @@ class TrtllmTarget(ExecutorModel, SharesNothing):
     def _request(self, work: Work, sequence: _TrtllmSequence) -> Any:
         bindings, drafts = self._bindings, None
         if isinstance(work, Verify):
-            tokens = list(map(int, work.drafts))
+            tokens = list(map(int, work.draft.tokens))
             drafts = bindings.ExternalDraftTokensConfig(tokens)
         sampling = sequence.sampling
         ends = sampling.end_tokens
@@ -259,7 +259,7 @@ def _num_asked(work: Work, sequence: _TrtllmSequence) -> int:
         num_banned = num_before_end_allowed(sequence.sampling, sequence.num_generated)
         most = MAX_LOGITS if sequence.sampling.log_probs else work.max_tokens
         return min(work.max_tokens, num_banned or most, most)
-    return len(work.drafts) + 1 if isinstance(work, Verify) else 1
+    return len(work.draft.tokens) + 1 if isinstance(work, Verify) else 1
 
 
 def _log_probs(
@@ -284,4 +284,4 @@ def _verification(work: Work, drawn: tuple[int, ...]) -> tuple[int, int]:
     drawn: includes the end token, which counts as accepted if it was drafted."""
     if not isinstance(work, Verify) or not drawn:
         return 0, 0
-    return len(work.drafts), sum(takewhile(bool, map(eq, work.drafts, drawn)))
+    return len(work.draft.tokens), sum(takewhile(bool, map(eq, work.draft.tokens, drawn)))

@@ -16,20 +16,21 @@ few, and the head has one layer.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
+from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Grammar
+from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.cache.blocks import Memory
-from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
-from smartspec_py.engines.drafts.draft_model import Drafting, DraftModelProposer, DraftSequence
-from smartspec_py.engines.drafts.growing import GrowingTrees, fastest_s, tree_s
+from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.drafts.draft_model import DraftModelProposer, DraftSequence
+from smartspec_py.engines.drafts.growing import Branching, Group, Trees, fastest_s, tree_s
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 TIMED_DEPTH = 3
@@ -68,61 +69,6 @@ class _States:
         return states[:num]
 
 
-@dataclass(slots=True)
-class _TreeDrafting(Drafting):
-    """tokens: the nodes that guesses follow. parents: of each of them the one before, or -1. first:
-    the first of the last depth. depth: depths so far."""
-
-    parents: list[int] = field(default_factory=list)
-    first: int = 0
-    depth: int = 0
-    result: Draft = NO_DRAFT
-
-    @property
-    def wants_more(self) -> bool:
-        return self.depth < self.task.depth
-
-    @property
-    def num_logits(self) -> int:
-        return len(self.ends)
-
-    @property
-    def ends(self) -> Sequence[int]:
-        """The nodes of the last depth; -1 for the last known token."""
-        return range(self.first, len(self.tokens)) if self.tokens else (-1,)
-
-    @property
-    def requests(self) -> list[DraftRequest]:
-        """One for each of the ends."""
-        task, position = self.task, len(self.task.tokens) + self.depth
-        return [
-            DraftRequest(task.sampling, position, self.state.history, self._path(end))
-            for end in self.ends
-        ]
-
-    def _path(self, node: int) -> tuple[int, ...]:
-        tokens = []
-        while node >= 0:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tuple(reversed(tokens))
-
-    def grow(self, tokens: Sequence[int], before: Sequence[int]) -> None:
-        """The new ends, see `GrowingTrees.grow`."""
-        ends, self.first = self.ends, len(self.tokens)
-        self.parents += [ends[place] for place in before]
-        self.tokens += tokens
-        self.depth += 1
-
-    def read(self, num_tokens: int) -> None:
-        """The keys of a tree are not kept."""
-        self.state.table.num_cached = self.state.num_valid = min(num_tokens, self.state.num_known)
-
-    @property
-    def draft(self) -> Draft:
-        return self.result
-
-
 class EagleProposer(DraftModelProposer):
     """An EAGLE-3 head as a `Proposer`. It knows only sequences whose states were reported."""
 
@@ -153,8 +99,6 @@ class EagleProposer(DraftModelProposer):
             drafts_trees=drafts_trees,
         )
         self._states: dict[SequenceId, _States] = {}
-        self._growing: dict[int, GrowingTrees] = {}
-        """The trees of the present drafts, by their depth."""
 
     def time_trees(self, max_sequences: int, width: int) -> None:
         """Measure `ProposerCapabilities.tree_s`. Rows are overwritten. width: of the states."""
@@ -221,10 +165,13 @@ class EagleProposer(DraftModelProposer):
         states = self._states.get(sequence)
         return states.num if states else 0
 
-    def _start(self, task: DraftTask) -> Drafting:
-        if not task.depth:
-            return super()._start(task)
-        return _TreeDrafting(task, self._enter(task), [], [])
+    def _groups(self, tasks: Sequence[DraftTask]) -> list[Group]:
+        groups = super()._groups([task for task in tasks if not task.depth])
+        trees = defaultdict[int, list[Branching]](list)
+        for task in tasks:
+            if task.depth:
+                trees[task.depth].append(Branching(task, self._enter(task).history))
+        return [*groups, *map(Trees, trees.values())]
 
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The table continues at the first token with a state. If it lacks tokens before that one,
@@ -238,48 +185,11 @@ class EagleProposer(DraftModelProposer):
         table.num_cached = state.num_valid = start
         return state
 
-    def _unread(self, drafting: Drafting) -> RowInput:
-        if not isinstance(drafting, _TreeDrafting) or not drafting.tokens:
-            return super()._unread(drafting)
-        table, first = drafting.state.table, self._states[drafting.task.sequence].first
-        tokens, parents, num_logits = drafting.tokens, drafting.parents[1:], drafting.num_logits
-        return self._row_input(
-            table, table.num_cached, tokens, num_logits, first=first, parents=parents
-        )
-
-    def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> None:
-        """Trees of the same depth grow together."""
-        parts = torch.split(logits, [drafting.num_logits for drafting in draftings])
-        depths = {drafting.task.depth for drafting in draftings}
-        for depth in depths:
-            pairs = zip(draftings, parts, strict=True)
-            group, rows = zip(*[pair for pair in pairs if pair[0].task.depth == depth], strict=True)
-            of_group = logits if len(depths) == 1 else torch.cat(rows)
-            if trees := [drafting for drafting in group if isinstance(drafting, _TreeDrafting)]:
-                self._grow(trees, of_group)
-            else:
-                super()._draw(group, of_group)
-
-    def _grow(self, group: Sequence[_TreeDrafting], logits: torch.Tensor) -> None:
-        """Add a depth to trees of the same depth."""
-        one = group[0]
-        if not one.depth:
-            self._growing[one.task.depth] = GrowingTrees(len(group), logits.device)
-        growing = self._growing[one.task.depth]
-        requests = [request for drafting in group for request in drafting.requests]
-        tokens, log_probs = best_guesses(logits, requests, WIDTH)
-        shape = len(group), growing.num_ends, -1
-        ends = growing.grow(tokens.view(shape), log_probs.view(shape))
-        for drafting, *of_tree in zip(group, *torch.stack(ends).tolist(), strict=True):
-            drafting.grow(*of_tree)
-        if not one.wants_more:
-            drafts = growing.drafts([drafting.task.draft_len for drafting in group])
-            for drafting, draft in zip(group, drafts, strict=True):
-                drafting.result = draft
-
-    def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
-        table, states = drafting.state.table, self._states[drafting.task.sequence]
-        given = None if drafting.tokens else states.take(len(tokens))
-        return self._row_input(
-            table, table.num_cached, tokens, num_logits, first=states.first, states=given
-        )
+    def _input(
+        self, task: DraftTask, tokens: Sequence[int], num_logits: int, **more: Any
+    ) -> RowInput:
+        """Known tokens are read with states of the target, and drafted ones with the head's own."""
+        states, state = self._states[task.sequence], self._sequences[task.sequence]
+        is_known = state.table.num_cached < state.num_known
+        given = states.take(len(tokens)) if is_known else None
+        return super()._input(task, tokens, num_logits, first=states.first, states=given, **more)

@@ -23,8 +23,7 @@ NUM_KEPT = 64
 
 
 class OwnStates:
-    """The states that the head returned last, for each row: one, or of a tree those after the known
-    tokens and after each token of the tree."""
+    """The states that the head returned last: one for each row, or one for each node of a tree."""
 
     def __init__(
         self,
@@ -46,16 +45,14 @@ class OwnStates:
             return self._fuse(states.to(self._states))
         return self._states[
             self._index(
-                (row_input.row, parent + 1)
-                for row_input in inputs
-                for parent in (-1, *(row_input.parents or [-1] * (len(row_input.tokens) - 1)))
+                (row_input.row, parent) for row_input in inputs for parent in _parents(row_input)
             )
         ]
 
     def keep(self, inputs: Sequence[RowInput], states: torch.Tensor) -> None:
         """states: one for each wanted token, in the order of the inputs."""
         places = self._index(
-            (row_input.row, token + 1 if row_input.parents else 0)
+            (row_input.row, token + 1 if row_input.tree else 0)
             for row_input in inputs
             for token in range(len(row_input.tokens) - row_input.num_logits, len(row_input.tokens))
         )
@@ -104,6 +101,11 @@ class EagleRunner(Runner):
         self._states.keep(inputs, torch.cat([*output.states]))
         self.passes_s = self._passes.passes_s
         return output
+
+
+def _parents(row_input: RowInput) -> Sequence[int]:
+    """Of each token, the node whose state the head reads with it."""
+    return row_input.tree.parents if row_input.tree else [0] * len(row_input.tokens)
 
 
 def _states_of(inputs: Sequence[RowInput]) -> torch.Tensor | None:

@@ -20,19 +20,14 @@ import torch
 
 from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    Draft,
-    DraftTask,
-    Grammar,
-    Proposer,
-    ProposerCapabilities,
-)
+from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.cache.cached_model import history_of
 from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses, draft_tokens
 from smartspec_py.engines.decoding.shaping import TokenHistory
+from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.drafts.growing import GrowingTrees, fastest_s, tree_s
 from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
+from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 
 
 class _Guesses(NamedTuple):

@@ -50,8 +50,8 @@ class Line(IntEnum):
     INPUT_SLOT = auto()
     """The slot of the first token of the same input."""
     SEEN = auto()
-    """Bit j: whether it sees token j of its input, if that is not later. The last bit is also for
-    all tokens after it. It sees all tokens before its input."""
+    """Bit j is set if this token attends to token j of its input. Bit 63 stands for token 63 and
+    all after it. Earlier tokens of the row are always seen, later ones never."""
     ADAPTER = auto()
     """See `Adapters`; 0 is none."""
     SHORT_TILE = auto()
@@ -89,15 +89,6 @@ class Tiling:
         return (num_tokens + num_inputs * (self.long - 1)) // self.long
 
 
-def seen_bits(parents: Sequence[int]) -> NDArray[np.int64]:
-    """`Line.SEEN` of each token of a tree: its ancestors in the input and itself. parents: see
-    `RowInput`."""
-    bits = [1]
-    for token, parent in enumerate(parents, start=1):
-        bits.append(1 << token | (bits[parent] if parent >= 0 else 0))
-    return np.array(bits, np.uint64).view(np.int64)
-
-
 def size_of(inputs: Sequence[RowInput]) -> int | None:
     """The size that a pass is padded to; None if it is larger than all."""
     num_tokens = sum(len(item.tokens) for item in inputs)
@@ -128,8 +119,8 @@ def lay_out(
         lines[Line.SHORT_TILE if is_short else Line.LONG_TILE] += tiles
         counts = [min(step, first + num_tokens - tile) for tile in tiles]
         lines[Line.SHORT_COUNT if is_short else Line.LONG_COUNT] += counts
-        if item.parents:
-            made[Line.SEEN, first : first + num_tokens] = seen_bits(item.parents)
+        if item.tree:
+            made[Line.SEEN, first : first + num_tokens] = item.seen
         firsts.append(first)
         first += num_tokens
     for line, values in lines.items():

@@ -26,7 +26,6 @@ from transformers.cache_utils import Cache
 
 from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.engines.device import on_device
-from smartspec_py.engines.runtimes.pytorch.layout import seen_bits
 from smartspec_py.engines.runtimes.runner import RowInput
 
 ATTENTION_NAME = "smartspec_packed"
@@ -218,7 +217,7 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
     is_rectangular = len(places) == num_rows * width
     mask = attention_mask(starts.to(device), firsts.to(device), width, context_len)
     for item in items:
-        if item.parents:
+        if item.tree:
             hide_other_branches(mask[rows.index(item.row), 0], item)
     return AttentionGroup(
         slice(first, first + len(places)),
@@ -232,7 +231,7 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
 def hide_other_branches(mask: torch.Tensor, item: RowInput) -> None:
     """Change the causal mask of a row with a tree, bool [width, context_len], in place."""
     num = len(item.tokens)
-    bits = torch.from_numpy(seen_bits(item.parents))[:, None] >> torch.arange(num)
+    bits = torch.from_numpy(item.seen)[:, None] >> torch.arange(num)
     mask[:num, item.position : item.position + num] &= bits.bitwise_and(1).bool().to(mask.device)
 
 

@@ -1,0 +1,128 @@
+"""The interface of proposers, which draft tokens for the target to verify."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.host_time import HostTime
+
+
+class DraftTask(NamedTuple):
+    """A request for up to `draft_len` draft tokens that follow `tokens`.
+
+    tokens: all known tokens of the sequence; the first num_prompt are its prompt.
+    reuses_prefix, grammar, adapter, host_time: see `SequenceStart`.
+    depth: of a tree of up to `draft_len` drafts, its longest path; 0 for a chain.
+    """
+
+    sequence: SequenceId
+    tokens: Sequence[int]
+    num_prompt: int
+    draft_len: int
+    sampling: SamplingParams
+    reuses_prefix: bool = True
+    grammar: Grammar | None = None
+    adapter: str = ""
+    depth: int = 0
+    host_time: HostTime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerCapabilities:
+    """max_draft_len: the most tokens of one draft; 0 if it never drafts.
+    max_context_len: known tokens and drafts of a sequence that it supports; None if it has no limit
+        of its own. It drafts nothing beyond.
+    has_passes: whether drafting runs a model, with one pass per token.
+    bytes_per_token: cache bytes per token that it has processed, in the memory of the target's
+        cache; 0 if its cache is elsewhere.
+    reads_hidden: whether it needs the hidden states of every event.
+    has_position_rates: whether acceptance depends on the position of a draft, as with heads, whose
+        guesses get worse with each one.
+    cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
+        into cohorts. See `Proposer.cohort`.
+    draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
+        length. Used only without has_passes.
+    drafts_trees: whether it drafts trees, and the target verifies them. It then has a
+        max_context_len.
+    tree_s: seconds that each depth of a tree takes longer than a draft of a chain, for one sequence
+        alone, and for each of many together.
+    """
+
+    max_draft_len: int
+    has_passes: bool = True
+    bytes_per_token: int = 0
+    reads_hidden: bool = False
+    has_position_rates: bool = False
+    cohorts: Mapping[str, float] = field(default_factory=dict)
+    draft_s: tuple[float, float] = (0.0, 0.0)
+    max_context_len: int | None = None
+    drafts_trees: bool = False
+    tree_s: tuple[float, float] = (0.0, 0.0)
+
+
+SHORT_LAG = 4
+"""A draft model catches up on this many missed tokens in a pass that it makes anyway, so the
+planner does not charge for them. More missed tokens need a separate pass."""
+
+
+class Proposer(ABC):
+    """Drafts the next tokens of the target. A wrong draft costs time but never changes the text.
+
+    Subclasses inherit what a proposer without a model does in most methods: nothing.
+    """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> ProposerCapabilities: ...
+
+    @abstractmethod
+    def num_available(
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
+    ) -> int:
+        """The most tokens that it can draft now after these tokens; 0 if none. grammar: of the
+        sequence."""
+
+    @abstractmethod
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        """One draft per task, in order; each may be shorter than requested, or empty."""
+
+    def observe(  # noqa: B027
+        self, sequence: SequenceId, num_accepted: int, hidden: Any = None
+    ) -> None:
+        """Report how many tokens of the last drafts of the sequence were accepted.
+
+        Called after each verification of its own drafts. A proposer with `reads_hidden` is called
+        after every event with hidden states.
+        """
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """Compare the drafts that it had after `tokens` with the tokens that were then generated,
+        in a step that did not use them.
+
+        Returns the number of drafts, at most len(generated), and how many of them would have been
+        accepted; (0, 0) if it does not know its drafts.
+        """
+        return 0, 0
+
+    def cohort(self, sequence: SequenceId) -> str:
+        """The name, in `cohorts`, of the cohort of its current drafts for the sequence. Called only
+        if there are cohorts."""
+        return ""
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """The number of known tokens that `propose` must process before it can draft."""
+        return 0
+
+    def release(self, sequence: SequenceId) -> None:  # noqa: B027
+        """Forget the sequence; do nothing if it is unknown."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free everything."""
