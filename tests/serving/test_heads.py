@@ -20,7 +20,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import HEADS, ConfigError
 from smartspec_py.engines.drafts.medusa.heads import load_heads
-from smartspec_py.engines.drafts.medusa.proposer import HeadsProposer
+from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RunnerConfig
@@ -40,9 +40,9 @@ def with_heads(**limits: Any) -> ServerConfig:
     return config_of(limits, heads=str(TINY / "heads"), runtime="torch")
 
 
-def alone() -> HeadsProposer:
+def alone() -> MedusaProposer:
     own = RunnerConfig(MODEL, torch.device("cpu"), torch.float32, 1, 64, VOCAB_SIZE)
-    return HeadsProposer(load_heads(TINY / "heads", own), 4, 7, max_len_of_trees=64)
+    return MedusaProposer(load_heads(TINY / "heads", own), 7, max_len_of_trees=64)
 
 
 def asked(policy: str, **changes: Any) -> list[GenerateParams]:
@@ -78,13 +78,13 @@ def test_hidden_states_are_those_of_the_model(policy: str, monkeypatch: pytest.M
     """Compared with Transformers, which reads the finished text at once: the state at position p
     drew the token at p + 1."""
     heard = defaultdict[int, list[tuple[int, torch.Tensor]]](list)
-    observe: Callable[..., None] = HeadsProposer.observe
+    observe: Callable[..., None] = MedusaProposer.observe
 
-    def record(self: HeadsProposer, sequence: int, num_accepted: int, hidden: Any = None) -> None:
+    def record(self: MedusaProposer, sequence: int, num_accepted: int, hidden: Any = None) -> None:
         observe(self, sequence, num_accepted, hidden)
         heard[sequence].append((num_accepted, hidden))
 
-    monkeypatch.setattr(HeadsProposer, "observe", record)
+    monkeypatch.setattr(MedusaProposer, "observe", record)
     sinks, _ = served(with_heads(), asked(policy), cost=COST)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     for sequence, (params, sink) in enumerate(zip(REQUESTS, sinks, strict=True), start=1):

@@ -1,4 +1,4 @@
-"""The PyTorch target: each poll runs one packed pass over all submitted work.
+"""The target of PyTorch and OpenVINO: each poll runs one packed pass over all submitted work.
 
 Start reading at `poll`. It runs one target pass over all work and verifies all requested positions.
 For each sequence it returns the accepted drafts and one more token.
@@ -143,9 +143,9 @@ class TorchTarget(CachedModel[_TargetSequence]):
         return self._run(work) if work else []
 
     def _run(self, work: Sequence[Work]) -> list[Event]:
-        """Run one pass over the work, and one more for each sequence whose drafts overflow. Its
-        time starts when the device has finished the drafts. An exception outside of the pass fails
-        the sequence that it concerns."""
+        """Run one pass over the work, and one more over sequences whose drafts overflow. Its time
+        starts when the device has finished the drafts. An exception outside of the pass fails the
+        sequence that it concerns."""
         device = self.runner.config.device
         start = Moment(device)
         made = [(one.sequence, self._alone(one.sequence, self._item, one)) for one in work]
@@ -165,14 +165,37 @@ class TorchTarget(CachedModel[_TargetSequence]):
         results = iter(verified)
         pass_s = start.seconds_until(Moment(device))
         states_of: Sequence[torch.Tensor | None] = out.states or [None] * len(items)
+        overflowed = []
         for item, states in zip(items, states_of, strict=True):
             result = next(results) if item.request else None
+            if self._draft_overflows(item, result):
+                overflowed.append(item)
+                continue
             scored = scores.get(item.sequence)
             done = self._alone(item.sequence, self._settle, item, result, pass_s, states, scored)
             if isinstance(done, Failure):
                 done = Event(item.sequence, failure=done)
             events.append(done)
-        return events
+        return events + self._run_without_drafts(overflowed)
+
+    def _draft_overflows(self, item: _Item, result: VerifyResult | None) -> bool:
+        """Whether a draft may have made all logits of the row NaN, also those before it."""
+        if result is None or result.failure is not NOT_FINITE or item.request is None:
+            return False
+        return bool(item.request.draft.tokens) and self.runner.cache.spreads_nan
+
+    def _run_without_drafts(self, items: Sequence[_Item]) -> list[Event]:
+        """Run work again whose drafts overflow. It verifies none of them, because the draft that
+        overflows may not be the first."""
+        if not items:
+            return []
+        num_drafted = {}
+        for item in items:
+            table = self._sequences[item.sequence].table
+            self.runner.cache.clear([table.row], item.row_input.position)
+            num_drafted[item.sequence] = item.request.draft.length if item.request else 0
+        events = self._run([Decode(item.sequence, 1) for item in items])
+        return [event._replace(num_drafted=num_drafted[event.sequence]) for event in events]
 
     def _alone(self, sequence: SequenceId, act: Callable[..., T], *arguments: Any) -> T | Failure:
         """The result of something done for one sequence; or why it has failed."""
@@ -193,37 +216,41 @@ class TorchTarget(CachedModel[_TargetSequence]):
         self._free(sequence)
 
     def _item(self, work: Work) -> _Item:
+        return self._prompt(work) if isinstance(work, Prefill) else self._decoding(work)
+
+    def _prompt(self, work: Prefill) -> _Item:
         state = self._sequences[work.sequence]
         table, sampling = state.table, state.sampling
-        if isinstance(work, Prefill):
-            assert work.start == table.num_cached, f"a chunk at {work.start} of {table.num_cached}"
-            end = work.start + len(work.tokens)
-            scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
-            num_logits = len(scored) + int(work.is_last)
-            num_prompt = max(0, min(len(work.tokens), state.num_prompt - work.start))
-            read = self._row_input(
-                table,
-                work.start,
-                work.tokens,
-                num_logits,
-                num_prompt=len(work.tokens) if state.is_long else num_prompt,
-                adapter=state.adapter,
-            )
-            request = VerifyRequest(sampling, end, state.history) if work.is_last else None
-            return _Item(work.sequence, read, request, scored=scored)
-        draft = self._here(work.draft) if isinstance(work, Verify) else NO_DRAFT
-        tokens = (state.tokens[-1], *draft.tokens)
-        first, num = table.num_cached, len(tokens)
+        assert work.start == table.num_cached, f"a chunk at {work.start} of {table.num_cached}"
+        num, end = len(work.tokens), work.start + len(work.tokens)
+        scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
+        num_prompt = num if state.is_long else max(0, min(num, state.num_prompt - work.start))
         read = self._row_input(
             table,
+            work.start,
+            work.tokens,
+            num_logits=len(scored) + int(work.is_last),
+            num_prompt=num_prompt,
+            adapter=state.adapter,
+        )
+        request = VerifyRequest(sampling, end, state.history) if work.is_last else None
+        return _Item(work.sequence, read, request, scored=scored)
+
+    def _decoding(self, work: Verify | Decode) -> _Item:
+        state = self._sequences[work.sequence]
+        draft = self._here(work.draft) if isinstance(work, Verify) else NO_DRAFT
+        tokens, first = (state.tokens[-1], *draft.tokens), state.table.num_cached
+        read = self._row_input(
+            state.table,
             first,
             tokens,
-            num,
-            num_prompt=num if state.is_long else 0,
+            num_logits=len(tokens),
+            num_prompt=len(tokens) if state.is_long else 0,
             tree=draft.tree,
             adapter=state.adapter,
         )
-        return _Item(work.sequence, read, VerifyRequest(sampling, first + 1, state.history, draft))
+        request = VerifyRequest(state.sampling, first + 1, state.history, draft)
+        return _Item(work.sequence, read, request)
 
     def _here(self, draft: Draft) -> Draft:
         """The draft with its tensors on the target's device: a draft model may have its own."""
@@ -303,17 +330,10 @@ class TorchTarget(CachedModel[_TargetSequence]):
         if result is None or item.request is None:
             state.table.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden, prompt_log_probs=scored)
-        draft = item.request.draft
-        num_drafts = len(draft.tokens)
-        is_sick = result.failure is NOT_FINITE
-        if is_sick and num_drafts and self.runner.cache.spreads_nan:
-            # The draft that overflows may not be the first: verify none.
-            self.runner.cache.clear([state.table.row], item.row_input.position)
-            [event] = self._run([Decode(item.sequence, 1)])
-            return event._replace(num_drafted=draft.length)
         if result.failure is not None:
             return self._fail(item.sequence, result.failure)
-        state.table.num_cached = end - num_drafts + result.num_accepted
+        draft = item.request.draft
+        state.table.num_cached = end - len(draft.tokens) + result.num_accepted
         state.tokens.extend(result.tokens)
         if state.history is not None:
             state.history.extend(result.tokens)

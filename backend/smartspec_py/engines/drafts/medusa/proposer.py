@@ -22,10 +22,10 @@ from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.cache.cached_model import history_of
-from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses, draft_tokens
+from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import NO_DRAFT, Draft
-from smartspec_py.engines.drafts.growing import GrowingTrees, fastest_s, tree_s
+from smartspec_py.engines.drafts.growing import Chain, Chains, GrowingTrees, fastest_s, tree_s
 from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
 from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 
@@ -47,36 +47,12 @@ class _HeadsSequence:
     guesses: _Guesses | None = None
 
 
-@dataclass(slots=True)
-class _Drafting:
-    """A task in progress. guesses, probs: of each head so far."""
-
-    task: DraftTask
-    history: TokenHistory | None
-    guesses: list[int]
-    probs: list[torch.Tensor | None]
-
-    @property
-    def request(self) -> DraftRequest:
-        """For the next head."""
-        position = len(self.task.tokens) + len(self.guesses)
-        return DraftRequest(self.task.sampling, position, self.history, tuple(self.guesses))
-
-    def draft(self) -> Draft:
-        """The guesses, without those after an end token."""
-        num = self.task.sampling.num_before_end(self.guesses) + 1
-        probs = [prob for prob in self.probs[:num] if prob is not None]
-        return Draft(tuple(self.guesses[:num]), torch.stack(probs) if probs else None)
-
-
-class HeadsProposer(Proposer):
-    """Medusa heads. It knows only sequences whose hidden states were
-    reported."""
+class MedusaProposer(Proposer):
+    """Medusa heads. It knows only sequences whose hidden states were reported."""
 
     def __init__(
         self,
         heads: MedusaHeads,
-        max_sequences: int,
         longest: int,
         max_len_of_trees: int | None = None,
     ) -> None:
@@ -92,11 +68,15 @@ class HeadsProposer(Proposer):
             max_context_len=max_len_of_trees,
             drafts_trees=max_len_of_trees is not None,
         )
+
+    def time_drafts(self, max_sequences: int) -> None:
+        """Measure `draft_s` and `tree_s` of `ProposerCapabilities`."""
+        able = self._capabilities
         draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
-        self._capabilities = replace(self._capabilities, draft_s=draft_s)
-        if max_len_of_trees is not None:
-            times = tree_s(self._seconds, self._capabilities.max_draft_len, max_sequences)
-            self._capabilities = replace(self._capabilities, tree_s=times)
+        times = able.tree_s
+        if able.drafts_trees:
+            times = tree_s(self._seconds, able.max_draft_len, max_sequences)
+        self._capabilities = replace(able, draft_s=draft_s, tree_s=times)
 
     @property
     def capabilities(self) -> ProposerCapabilities:
@@ -115,23 +95,16 @@ class HeadsProposer(Proposer):
         states = torch.stack([self._sequences[task.sequence].state for task in able])
         logits = self.heads.logits(states)
         drafts = self._grown(able, logits)
-        started = {
-            row: _Drafting(task, self._history(task), [], [])
-            for row, task in enumerate(able)
-            if not task.depth
+        chains = {
+            row: Chain(task, self._history(task)) for row, task in enumerate(able) if not task.depth
         }
-        for head in range(max((able[row].draft_len for row in started), default=0)):
-            rows = [row for row in started if head < able[row].draft_len]
-            active = [started[row] for row in rows]
-            requests = [drafting.request for drafting in active]
-            drawn, probs = draft_tokens(logits[rows, head], requests)
-            for drafting, guess, prob in zip(active, drawn.tolist(), probs, strict=True):
-                drafting.guesses.append(guess)
-                drafting.probs.append(prob)
-        for drafting in started.values():
-            known = self._sequences[drafting.task.sequence]
-            known.guesses = _Guesses(len(drafting.task.tokens), drafting.guesses)
-            drafts[drafting.task.sequence] = drafting.draft()
+        for head in range(self._capabilities.max_draft_len):
+            if rows := [row for row, chain in chains.items() if not chain.is_complete]:
+                Chains([chains[row] for row in rows]).take(logits[rows, head])
+        for chain in chains.values():
+            sequence, num_known = chain.task.sequence, len(chain.task.tokens)
+            self._sequences[sequence].guesses = _Guesses(num_known, chain.tokens)
+            drafts[sequence] = chain.draft
         return [drafts.get(task.sequence, NO_DRAFT) for task in tasks]
 
     def _grown(self, tasks: Sequence[DraftTask], logits: torch.Tensor) -> dict[SequenceId, Draft]:

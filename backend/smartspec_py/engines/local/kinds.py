@@ -1,0 +1,168 @@
+"""The kinds of drafts that need a model of their own: what the target must give them, and how they
+are loaded."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from tokenizers import Tokenizer
+
+from smartspec_py.core.plan.trees import MAX_NODES
+from smartspec_py.defaults import DRAFT_MODEL, HEADS
+from smartspec_py.engines.cache.blocks import Memory
+from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS
+from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.engines.checkpoints.pair import has_window
+from smartspec_py.engines.drafts.draft_model import DraftModelProposer
+from smartspec_py.engines.drafts.eagle.head import EagleConfig, EagleHead, load_eagle
+from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
+from smartspec_py.engines.drafts.eagle.runner import EagleRunner
+from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
+from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer
+from smartspec_py.engines.local.devices import Devices
+from smartspec_py.engines.local.load import load, named, uses_graphs
+from smartspec_py.engines.proposer import Proposer
+from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
+from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
+from smartspec_py.engines.runtimes.runner import FP8, PYTORCH, Runner, RunnerConfig
+
+if TYPE_CHECKING:
+    from smartspec_py.config import LimitsConfig, TorchEngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is known before models are loaded.
+
+    run_config: how the target runs. memory: of its cache and those of its proposers.
+    """
+
+    config: TorchEngineConfig
+    limits: LimitsConfig
+    devices: Devices
+    tokenizer: Tokenizer
+    run_config: RunnerConfig
+    memory: Memory
+
+    @property
+    def own_config(self) -> RunnerConfig:
+        """How a draft model on the target's device runs."""
+        return replace(self.run_config, gives_hidden=False, state_layers=(), adapters=NO_ADAPTERS)
+
+    def verifies_trees(self, target: Runner) -> bool:
+        """Whether the target reads trees of drafts."""
+        max_len = self.run_config.max_len
+        windows = has_window(load_config(self.run_config.path, max_len), max_len)
+        has_room = self.limits.max_draft_len > 0 and max_len > MAX_NODES
+        return target.runtime == PYTORCH and has_room and not windows
+
+
+class DraftKind(ABC):
+    """name: that requests use. gives_hidden, state_layers: what the target must give, see
+    `RunnerConfig`. may_branch: whether it drafts trees, if the target verifies them. passes_of:
+    the files of the model whose passes draft; None if it has no passes."""
+
+    name: ClassVar[str]
+    gives_hidden: bool = False
+    state_layers: tuple[int, ...] = ()
+    may_branch: bool = True
+    passes_of: Path | None = None
+
+    @abstractmethod
+    def load(self, setup: Setup, target: Runner) -> Proposer:
+        """Load the model. Its weights are rounded as those of the target are."""
+
+    def time(self, proposer: Proposer, setup: Setup) -> None:  # noqa: B027
+        """Measure what it takes beside passes, once these are measured."""
+
+
+class OfDraftModel(DraftKind):
+    name = DRAFT_MODEL
+    may_branch = False
+
+    def __init__(self, folder: Path) -> None:
+        self.passes_of = folder
+
+    def load(self, setup: Setup, target: Runner) -> DraftModelProposer:
+        assert self.passes_of is not None
+        run_config, limits, devices = setup.own_config, setup.limits, setup.devices
+        # The draft model may have fewer positions than the served context.
+        hf_config = load_config(self.passes_of, run_config.max_len)
+        positions = getattr(hf_config, "max_position_embeddings", None) or math.inf
+        run_config = replace(
+            run_config,
+            path=self.passes_of,
+            device=devices.draft,
+            max_len=int(min(run_config.max_len, positions)),
+            weights=target.config.weights,
+        )
+        return DraftModelProposer(
+            load("engine.draft", run_config, setup.config),
+            limits.max_sequences,
+            limits.max_draft_len,
+            reuses_prefixes=limits.reuse_prefixes,
+            max_context_len=run_config.max_len,
+            has_own_memory=devices.draft != devices.target,
+            memory=setup.memory,
+        )
+
+
+class OfMedusa(DraftKind):
+    name = HEADS
+    gives_hidden = True
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        self._heads = heads
+
+    def load(self, setup: Setup, target: Runner) -> MedusaProposer:
+        max_len = setup.run_config.max_len if setup.verifies_trees(target) else None
+        return MedusaProposer(self._heads, setup.limits.max_draft_len, max_len)
+
+    def time(self, proposer: Proposer, setup: Setup) -> None:
+        if isinstance(proposer, MedusaProposer):
+            proposer.time_drafts(setup.limits.max_sequences)
+
+
+class OfEagle(DraftKind):
+    name = HEADS
+
+    def __init__(self, config: EagleConfig) -> None:
+        self._config = config
+        self.passes_of, self.state_layers = config.folder, config.layer_ids
+
+    def load(self, setup: Setup, target: Runner) -> EagleProposer:
+        run_config, limits = replace(setup.own_config, weights=target.config.weights), setup.limits
+        with named("engine.heads"):
+            runner = _runner(load_eagle(self._config, run_config), run_config, target.runtime)
+        if uses_graphs(setup.config, run_config.device):
+            runner.warm()
+        return EagleProposer(
+            runner,
+            limits.max_sequences,
+            limits.max_draft_len,
+            reuses_prefixes=limits.reuse_prefixes,
+            drafts_trees=setup.verifies_trees(target),
+            memory=setup.memory,
+        )
+
+    def time(self, proposer: Proposer, setup: Setup) -> None:
+        if isinstance(proposer, EagleProposer) and proposer.capabilities.drafts_trees:
+            hf_config = load_config(setup.run_config.path, setup.run_config.max_len)
+            width = len(self.state_layers) * hf_config.hidden_size
+            proposer.time_trees(setup.limits.max_sequences, width)
+
+
+def _runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Runner:
+    if runtime == PYTORCH:
+        if run_config.device.type == "cuda":
+            merge_products(head.parts)
+        if run_config.weights == FP8:
+            use_float8(head.parts)
+        return EagleRunner(head, run_config)
+    from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
+
+    return OpenVinoEagleRunner(head, run_config)
