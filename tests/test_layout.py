@@ -25,7 +25,6 @@ DEPENDENCIES = {
     "pydantic",
     "safetensors",
     "tensorrt_llm",  # of NVIDIA's container
-    "threadpoolctl",
     "tokenizers",
     "torch",
     "transformers",
@@ -116,6 +115,16 @@ def test_a_part_of_the_backend_imports_nothing_above_it(part: str, above: tuple[
 def test_the_core_needs_only_numpy() -> None:
     core = BACKEND / "smartspec_py" / "core"
     assert tops_of(core.rglob("*.py")) == {"numpy", "smartspec_py"}
+
+
+def test_the_step_does_no_linear_algebra_with_numpy() -> None:
+    """It would wake the threads of NumPy's OpenBLAS, which then spin beside those of passes."""
+    for part in ("core", "serving"):
+        for path in (BACKEND / "smartspec_py" / part).rglob("*.py"):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+            assert not called & {"linalg", "dot", "matmul", "inner", "einsum", "polyfit"}, path
+            assert not any(isinstance(node, ast.MatMult) for node in nodes), path
 
 
 def test_packages_form_layers() -> None:

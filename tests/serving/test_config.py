@@ -1,9 +1,6 @@
 """engine.json: what is wrong in it is said with the key's name."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
@@ -157,25 +154,6 @@ def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))
     found = devices.dtype_of("auto", torch.device("cpu"), tmp_path)
     assert found == getattr(torch, expected)
-
-
-def test_numpy_computes_in_the_thread_that_calls_it(tmp_path: Path) -> None:
-    """In a process of its own, whose NumPy nobody has limited before."""
-    (tmp_path / CONFIG_NAME).write_text(json.dumps({"engine": FAKE}))
-    script = (
-        "import numpy, threadpoolctl; from pathlib import Path\n"
-        "from smartspec_py.serving.build import build_engine\n"
-        "from smartspec_py.config import read_config\n"
-        f"path = Path({str(tmp_path / CONFIG_NAME)!r})\n"
-        "build_engine(read_config(path), path.parent)\n"
-        "print([one['num_threads'] for one in threadpoolctl.threadpool_info()"
-        " if 'numpy' in one['filepath']])"
-    )
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
-    found = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() in ("[1]", "[]"), "[]: a NumPy without OpenBLAS"
 
 
 def test_limits_reach_the_engine(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.build import keep_numpy_in_one_thread
 from smartspec_py.serving.messages import Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestError
 from smartspec_py.serving.step import StepRecord
@@ -258,11 +257,7 @@ class Simulation:
         ]
 
     def run(self, progress: Callable[[int], object] = lambda num_over: None) -> SimResult:
-        """Serve all requests. progress: called with the number of requests that have ended.
-
-        Limits NumPy to one thread in this process, because its threads take a third of the time.
-        """
-        keep_numpy_in_one_thread()
+        """Serve all requests. progress: called with the number of requests that have ended."""
         self._progress = progress
         for request in self._requests:
             self._advance(request.arrival_s)

@@ -6,11 +6,8 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-from threadpoolctl import ThreadpoolController
 
 from smartspec_py.config import (
     EngineConfig,
@@ -27,10 +24,8 @@ from smartspec_py.engines.engine import Engine
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
     """Load models and cost model. Relative paths are relative to `folder`, where engine.json is.
 
-    Raises ConfigError, which names the wrong key of engine.json. After this call, NumPy uses only
-    the calling thread, in the whole process.
+    Raises ConfigError, which names the wrong key of engine.json.
     """
-    keep_numpy_in_one_thread()
     with uncollected_imports():
         build = _builder(config.engine)
     engine = build(config.engine, config.limits, folder)
@@ -58,20 +53,6 @@ def _builder(engine: EngineConfig) -> Callable[[Any, LimitsConfig, Path], Engine
 
         return build_trtllm
     return engine.builder()
-
-
-@cache
-def keep_numpy_in_one_thread() -> None:
-    """Make NumPy use only the calling thread, in the whole process.
-
-    Solving a system of ten equations wakes the threads of NumPy's OpenBLAS. They then spin for
-    longer than a step takes. With a step every 25 ms they never slept, and they preempted the
-    threads of passes 300 times per second. The OpenBLAS of other libraries, such as PyTorch's on
-    ARM, is not changed.
-    """
-    controller = ThreadpoolController()
-    of_numpy = [path for lib in controller.lib_controllers if "numpy" in (path := lib.filepath)]
-    controller.select(filepath=of_numpy).limit(limits=1)
 
 
 @contextmanager
