@@ -1,7 +1,7 @@
 """Limits of the gateway, and checks of a request before its body is parsed.
 
-Triton has no such limits. Release 24.10, which the wheel contains, crashes on large bodies, deep
-JSON, many chunks and some headers (docs/operate/security.md).
+They bound the memory, files and time that clients can take from the gateway. Triton gets nothing of
+HTTP that a client has written: the gateway writes its requests anew.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ Headers = Collection[tuple[bytes, bytes]]
 """Names in lower case."""
 
 MAX_HEADER_BYTES = 32 * 1024
-MAX_LINE_BYTES = 8000
-"""For one header."""
-
 MAX_CHUNKS = 4096
 """For one request with chunked encoding. Each chunk takes the parser about 10 microseconds."""
 
@@ -145,21 +142,6 @@ class Limits:
             raise Refused(503, f"the model is starting{doing}: send the request again later")
         if self.is_draining:
             raise Refused(503, "the server is shutting down: send the request to another server")
-
-
-def check_framing(version: bytes, headers: Headers) -> None:
-    """Check version and headers before the body is read. version: such as b"1.1"."""
-    if version not in (b"1.0", b"1.1"):
-        raise Refused(505, f"HTTP {version.decode('ascii')}: the version must be 1.0 or 1.1")
-    sizes = [len(name) + len(value) + 4 for name, value in headers]
-    if sum(sizes) > MAX_HEADER_BYTES or max(sizes, default=0) > MAX_LINE_BYTES:
-        raise Refused(
-            431,
-            f"headers: got {sum(sizes)} bytes, the longest {max(sizes)}, must be at most "
-            f"{MAX_HEADER_BYTES} in total and at most {MAX_LINE_BYTES} each",
-        )
-    if {b"content-length", b"transfer-encoding"} <= dict(headers).keys():
-        raise Refused(400, "Content-Length: must be left out with Transfer-Encoding")
 
 
 def check_encoding(headers: Headers) -> None:

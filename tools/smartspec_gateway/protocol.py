@@ -1,4 +1,7 @@
-"""uvicorn's HTTP/1.1 protocol with limits on each request: chunks, headers, time.
+"""uvicorn's HTTP/1.1 protocol, with limits that protect the gateway from its clients.
+
+uvicorn waits without end for the rest of a request and for clients that do not read, and h11 bounds
+only a header that arrives in parts. Bodies are bounded in `guard`.
 
 A request over a limit is answered at once, and the connection is closed. For a short time, the
 gateway still reads and drops what the client sends. A close with unread data would reset the
@@ -24,14 +27,12 @@ from smartspec_gateway.limits import (
     RECEIVE_S,
     SEND_S,
     Limits,
-    Refused,
-    check_framing,
 )
 
 LINGER_S = 5.0
 """How long a refused connection is still read, so that the client receives the answer."""
 
-
+LONG_HEADERS = f"headers: must take at most {MAX_HEADER_BYTES} bytes"
 CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 
 
@@ -53,24 +54,20 @@ class BoundedConnection(h11.Connection):
         return sent
 
     def next_event(self) -> Any:
-        try:
-            event = super().next_event()
-        except h11.RemoteProtocolError as error:
-            if error.error_status_hint != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
-                raise
-            # h11 also has this status for the header of a chunk that exceeds the buffer.
-            message = f"headers: must take at most {MAX_HEADER_BYTES} bytes"
-            raise h11.RemoteProtocolError(message, error.error_status_hint) from error
-        try:
-            if isinstance(event, h11.Request):
-                self._num_chunks = 0
-                check_framing(event.http_version, event.headers)
-            elif isinstance(event, h11.Data):
-                self._num_chunks += event.chunk_start
-                if self._num_chunks > MAX_CHUNKS:
-                    raise Refused(413, f"body: must come in at most {MAX_CHUNKS} chunks")
-        except Refused as refused:
-            raise h11.RemoteProtocolError(refused.message, refused.status) from None
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = 0
+            if sum(len(name) + len(value) + 4 for name, value in event.headers) > MAX_HEADER_BYTES:
+                raise h11.RemoteProtocolError(LONG_HEADERS, 431)
+            if {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+                # A proxy may have used the other one, and then sees other requests than the server.
+                message = "Content-Length: must be left out with Transfer-Encoding"
+                raise h11.RemoteProtocolError(message)
+        elif isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_start
+            if self._num_chunks > MAX_CHUNKS:
+                message = f"body: must come in at most {MAX_CHUNKS} chunks"
+                raise h11.RemoteProtocolError(message, 413)
         return event
 
 
@@ -116,7 +113,8 @@ class BoundedProtocol(H11Protocol):
         """uvicorn calls this while it handles an h11 error, which holds the reason."""
         error = sys.exc_info()[1]
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._refuse(status, str(error or msg))
+        # h11 has this status also for a chunk whose header exceeds the buffer.
+        self._refuse(status, LONG_HEADERS if status == 431 else str(error or msg))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -131,12 +129,6 @@ class BoundedProtocol(H11Protocol):
         super().timeout_keep_alive_handler()
         # A close waits until the client has read all data.
         self.loop.call_later(LINGER_S, self.transport.abort)
-
-    def shutdown(self) -> None:
-        if self._is_refused:
-            self.transport.abort()
-        else:
-            super().shutdown()
 
     def _set_deadline(self) -> None:
         """Start the deadline if a request has arrived in part; stop it otherwise."""
