@@ -420,6 +420,8 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: got 'robot', must be"),
     (asked_with({"type": "image"}), f"{IN_TEXT}.type: got 'image', must be 'text' or"),
     (asked_with({"type": "document"}), f"{IN_TEXT}.type: got 'document', must be 'text' or"),
+    (asked_with({"text": "a"}), f"{IN_TEXT}.type: must be given"),
+    (asked_with(5), f"{IN_TEXT}: got 5, must be an object"),
     (asked_with({"type": "text", "text": 5}), f"{IN_TEXT}.text: got 5, must be a valid string"),
     (
         asked_with({"type": "tool_use", "id": "a", "name": "b", "input": {}}),

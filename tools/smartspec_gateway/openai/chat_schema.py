@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from smartspec_gateway.openai.calls import Tools, parameter_types
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.schema import Body, Generation, Int32, few
+from smartspec_gateway.openai.schema import Body, Generation, Int32, by_tag, few, tag, type_of
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
 
 MAX_MESSAGES = 4096
@@ -51,18 +51,13 @@ class OtherTool(Body):
     type: str
 
 
-def type_of(tool: Any) -> Any:
-    """Of the JSON of a tool, or of its object."""
-    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-
-
 def _kind(tool: Any) -> str:
     """OpenAI's chats have two types of tools. A type that is neither is an error."""
     return "custom" if type_of(tool) == "custom" else "function"
 
 
 AnyTool = Annotated[
-    Annotated[Tool, Tag("function")] | Annotated[OtherTool, Tag("custom")], Discriminator(_kind)
+    Annotated[Tool, tag("function")] | Annotated[OtherTool, tag("custom")], by_tag(_kind)
 ]
 
 
@@ -175,8 +170,7 @@ class NamedTool(Body):
 
 
 AnyNamed = Annotated[
-    Annotated[NamedTool, Tag("function")] | Annotated[OtherTool, Tag("custom")],
-    Discriminator(_kind),
+    Annotated[NamedTool, tag("function")] | Annotated[OtherTool, tag("custom")], by_tag(_kind)
 ]
 
 

@@ -16,8 +16,11 @@ from smartspec_gateway.openai.schema import (
     OpenBody,
     Sampling,
     Words,
+    by_tag,
     few,
     only,
+    tag,
+    type_of,
 )
 
 NAMES = {
@@ -74,9 +77,18 @@ class RedactedBlock(Part):
     type: Literal["redacted_thinking"]
 
 
+def _kind(block: Any) -> Any:
+    """What is no object gets the error that a text would have."""
+    return type_of(block) if isinstance(block, dict | Part) else "text"
+
+
 AnyBlock = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock,
-    Field(discriminator="type"),
+    Annotated[TextBlock, tag("text")]
+    | Annotated[ToolUseBlock, tag("tool_use")]
+    | Annotated[ToolResultBlock, tag("tool_result")]
+    | Annotated[ThinkingBlock, tag("thinking")]
+    | Annotated[RedactedBlock, tag("redacted_thinking")],
+    by_tag(_kind),
 ]
 
 

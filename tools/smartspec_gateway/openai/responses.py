@@ -23,7 +23,6 @@ from smartspec_gateway.openai.chat_schema import (
     add_thought,
     check_calls,
     text_parts,
-    type_of,
 )
 from smartspec_gateway.openai.choices import Prepared
 from smartspec_gateway.openai.errors import ApiError
@@ -39,7 +38,7 @@ from smartspec_gateway.openai.responses_schema import (
     ReasoningItem,
     ResponsesRequest,
 )
-from smartspec_gateway.openai.schema import Sampling
+from smartspec_gateway.openai.schema import Sampling, type_of
 from smartspec_gateway.openai.validation import validated
 from smartspec_gateway.openai.writer import DONE, Count, Event, Item, ItemWriter, Kind, new_id
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from smartspec_gateway.openai.chat_schema import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
     OtherTool,
-    type_of,
 )
 from smartspec_gateway.openai.media import with_markers
 from smartspec_gateway.openai.schema import (
@@ -23,9 +22,12 @@ from smartspec_gateway.openai.schema import (
     OpenBody,
     Sampling,
     Words,
+    by_tag,
     few,
     only,
+    tag,
     tensor,
+    type_of,
 )
 
 NAMES = {
@@ -134,8 +136,8 @@ def _kind(tool: Any) -> str:
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
-    Discriminator(_kind),
+    Annotated[FunctionTool, tag("function")] | Annotated[OtherTool, tag("other")],
+    by_tag(_kind),
 ]
 
 
@@ -172,14 +174,14 @@ def _item_kind(item: Any) -> str:
 
 
 AnyItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
-    | Annotated[ReferenceItem, Tag("item_reference")]
-    | Annotated[OtherItem, Tag("other")],
-    Discriminator(_item_kind),
+    Annotated[MessageItem, tag("message")]
+    | Annotated[CallItem, tag("function_call")]
+    | Annotated[CallOutputItem, tag("function_call_output")]
+    | Annotated[ReasoningItem, tag("reasoning")]
+    | Annotated[AdditionalToolsItem, tag("additional_tools")]
+    | Annotated[ReferenceItem, tag("item_reference")]
+    | Annotated[OtherItem, tag("other")],
+    by_tag(_item_kind),
     BeforeValidator(_with_type),
 ]
 

@@ -10,10 +10,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictInt,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from smartspec_gateway.openai.calls import Tools
@@ -62,6 +71,27 @@ def only(words: str, *values: Any) -> Any:
         return value
 
     return BeforeValidator(check)
+
+
+def tag(kind: str) -> Tag:
+    """Marks a member of a union. pydantic puts it into the places of errors, so that it must not
+    look like a field."""
+    return Tag(f"<{kind}>")
+
+
+def by_tag(kind_of: Callable[[Any], Any]) -> Discriminator:
+    """Chooses the member of a union. kind_of: its tag, from JSON or an object; None if unknown."""
+
+    def found(value: Any) -> str | None:
+        kind = kind_of(value)
+        return None if kind is None else f"<{kind}>"
+
+    return Discriminator(found)
+
+
+def type_of(value: Any) -> Any:
+    """The field `type` of JSON or of an object."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 Int32 = Annotated[int, Field(ge=-MAX_INT32 - 1, le=MAX_INT32)]

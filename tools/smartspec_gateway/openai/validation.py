@@ -22,18 +22,6 @@ from smartspec_gateway.openai.schema import CompletionRequest
 Read = TypeVar("Read", bound=BaseModel)
 
 IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-HIDDEN_PLACES = re.compile(
-    r"(list|literal|dict)\[.*|function-.*|constrained-.*|TextPart|ToolChoice|str"
-)
-"""What pydantic adds to the place of an error for the members of a union."""
-
-ITEM_TYPES = {"message", "function_call", "function_call_output", "reasoning"}
-ITEM_TYPES |= {"function", "custom", "other", "additional_tools", "item_reference"}
-"""It adds these, too, after the number of an item."""
-
-BLOCK_TYPES = {"text", "tool_use", "tool_result", "thinking", "redacted_thinking"}
-"""And these, before a field of a block. A field can have the same name."""
-
 WORDS = {
     "dict_type": "an object",
     "model_type": "an object",
@@ -68,7 +56,7 @@ def validated(model: type[Read], body: Any) -> Read:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _of_validation(error.errors(include_url=False), model) from None
+        raise _of_validation(error.errors(include_url=False), model, body) from None
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -88,23 +76,28 @@ def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _of_validation(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> ApiError:
+def _of_validation(
+    errors: Sequence[Mapping[str, Any]], model: type[BaseModel], body: Any
+) -> ApiError:
     """The error at the deepest place: with several types for one field, that of the type which fits
     best. Other errors at this place add what the field may be, too."""
     first = max(errors, key=_depth)
-    name, kind = _name(first), first["type"]
+    name, kind = _name(first, body), first["type"]
     if kind == "unknown":
         name = f"{name}.{first['ctx']['name']}".removeprefix(".")[:80]
         return ApiError(400, f"{name}: {_unknown(**first['ctx'], model=model)}", name)
     if not name:
         return ApiError(400, "the body must be a JSON object")
     if kind == "union_tag_invalid":
-        name, tags = f"{name}.type", first["ctx"]["expected_tags"].replace(", ", " or ")
-        return ApiError(400, f"{name}: got {SHOWN.repr(first['ctx']['tag'])}, must be {tags}", name)
-    if kind == "missing":
+        got, tags = (re.sub("[<>]", "", first["ctx"][one]) for one in ("tag", "expected_tags"))
+        name, allowed = f"{name}.type", tags.replace(", ", " or ")
+        return ApiError(400, f"{name}: got {SHOWN.repr(got)}, must be {allowed}", name)
+    if kind == "union_tag_not_found":
+        name = f"{name}.type"
+    if kind in ("missing", "union_tag_not_found"):
         return ApiError(400, f"{name}: must be given", name)
-    allowed = dict.fromkeys(_allowed(error) for error in errors if _name(error) == name)
-    message = f"{name}: got {SHOWN.repr(first.get('input'))}, must be {' or '.join(allowed)}"
+    found = dict.fromkeys(_allowed(error) for error in errors if _name(error, body) == name)
+    message = f"{name}: got {SHOWN.repr(first.get('input'))}, must be {' or '.join(found)}"
     return ApiError(400, message, name)
 
 
@@ -116,15 +109,15 @@ def _depth(error: Mapping[str, Any]) -> tuple[bool, int, bool, list[int]]:
     return kind == "too_long", len(places), kind == "unknown", numbers
 
 
-def _name(error: Mapping[str, Any]) -> str:
-    """Where the error is. The type of an item, which follows its number, is left out."""
-    places = list(error["loc"])
-    shown = []
-    for before, place, after in zip([None, *places], places, [*places[1:], None], strict=False):
-        is_item = place in ITEM_TYPES and "tool_calls" not in places
-        is_type = is_item or (place in BLOCK_TYPES and after is not None)
-        if not (HIDDEN_PLACES.fullmatch(str(place)) or (is_type and isinstance(before, int))):
+def _name(error: Mapping[str, Any], body: Any) -> str:
+    """The field: the numbers and keys of the body that lead to it. pydantic's places also name
+    members of unions, which are no keys. A missing field is last."""
+    shown, value = [], body
+    for number, place in enumerate(error["loc"], 1):
+        is_missing = error["type"] == "missing" and number == len(error["loc"])
+        if isinstance(place, int) or is_missing or (isinstance(value, dict) and place in value):
             shown.append(str(place))
+            value = None if is_missing else value[place]
     return ".".join(shown)
 
 
