@@ -245,6 +245,11 @@ def on_command_line(parser: LocustArgumentParser) -> None:
         host="http://127.0.0.1:8000",
         web_host="127.0.0.1",  # Locust's page has no password, and its form names files to write
     )
+    add_options(parser)
+
+
+def add_options(parser: LocustArgumentParser) -> None:
+    """The options of this file."""
     add = parser.add_argument
     add("--scenario", choices=list(SCENARIOS), default="steady", help="Number of users over time.")
     add("--workload", choices=WORKLOADS, default=MIXED, help="Workload of the prompts.")
@@ -299,3 +304,20 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
     timings, kinds = SseUser.load.timings, SseUser.load.kinds
     errors = Counter(timing.error for timing in timings if timing.error)
     print(json.dumps(summarise(timings) | {"kinds": kinds, "errors": errors}), flush=True)
+
+
+def show_help() -> None:
+    """Locust itself prints its help without the options of this file."""
+    parser = LocustArgumentParser(
+        prog="scripts/loadtest",
+        description="Sends prompts to a running server, and prints a summary.",
+        epilog="The most used options of Locust: --host URL (default http://127.0.0.1:8000), "
+        "--users N (8), --run-time SECONDS (60), --csv PREFIX, --html FILE. "
+        "`.venv/bin/locust --help` shows all of them.",
+    )
+    add_options(parser)
+    parser.print_help()
+
+
+if __name__ == "__main__":
+    show_help()

@@ -1,7 +1,7 @@
 # The other scripts source this file. It creates .venv in the repository and installs the extras of a
 # script once.
 #
-#   set_up EXTRAS     makes $VENV_PYTHON usable; EXTRAS are extras of pip, such as torch,triton,client
+#   set_up EXTRAS     makes $VENV_PYTHON usable; EXTRAS are extras of pip, such as $SERVER
 #
 # A stamp file with the hash of pyproject.toml marks a complete installation. $PYTHON sets the
 # interpreter (default: the first suitable one on PATH), and $VENV sets the folder instead of .venv.
@@ -10,12 +10,17 @@ REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$REPOSITORY/.venv}"
 VENV_PYTHON="$VENV/bin/python"
 INTERPRETER_CHECK="$REPOSITORY/tools/smartspec_launch/interpreter.py"
+SERVER=torch,openvino,triton,client
 
 say() { printf '%s\n' "$*" >&2; }
 
 # Prints the interpreter to use. If none is suitable, prints the command that fixes this and fails.
 find_python() {
     local candidate reason="" first_reason=""
+    if [ -n "${PYTHON:-}" ] && ! "$PYTHON" -c '' 2>/dev/null; then
+        say "PYTHON: got $PYTHON, which is no Python that runs; name another one, or unset PYTHON"
+        return 1
+    fi
     for candidate in ${PYTHON:-python3.11 python3.12 python3}; do
         # Run it, because a name on PATH may be a broken shim of a version manager.
         "$candidate" -c '' 2>/dev/null || continue
@@ -46,18 +51,13 @@ python_command() {
 }
 
 # Runs a command with its output in a log file. Prints a dot every few seconds. If the command fails,
-# prints the end of the log.
+# prints the end of the log. The command runs in the foreground, so that Ctrl-C ends it too.
 quietly() {
-    local log="$VENV/setup.log" dots status=0
-    "$@" >"$log" 2>&1 &
-    local child=$!
-    while kill -0 "$child" 2>/dev/null; do
-        sleep 1
-        dots=$((${dots:-0} + 1))
-        [ $((dots % 5)) -ne 0 ] || printf '.' >&2
-    done
-    wait "$child" || status=$?
-    say " ${dots:-0} s"
+    local log="$VENV/setup.log" status=0 begin=$SECONDS
+    while sleep 5 && kill -0 $$ 2>/dev/null; do printf '.' >&2; done &
+    "$@" >"$log" 2>&1 || status=$?
+    kill $! 2>/dev/null || true
+    say " $((SECONDS - begin)) s"
     [ "$status" -eq 0 ] || { tail -n 20 "$log" >&2; say "The command failed. Full log: $log"; }
     return "$status"
 }

@@ -1,8 +1,10 @@
 """--help of every script prints a text, exits with 0, and sets up, starts and writes nothing."""
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,71 @@ def test_help(command: list[str], tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "something was written"
     assert len(done.stdout.split()) > 5
     assert "set -euo" not in done.stdout
+
+
+SETUP = ROOT / "scripts" / "setup.sh"
+RECORDER = """#!/usr/bin/env bash
+[ "$2" = pip ] || echo "ran: $*"
+"""
+
+
+@pytest.mark.parametrize("name", ["quickstart", "loadtest"])
+def test_after_the_installation_the_program_shows_its_options(name: str, tmp_path: Path) -> None:
+    """The first call installs, with a Python that records its arguments."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(RECORDER)
+    python.chmod(0o755)
+    for options in ([], ["--help"]):
+        done = subprocess.run(
+            ["bash", str(ROOT / "scripts" / name), *options],
+            env=os.environ | {"VENV": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("ran: ")
+
+
+@pytest.mark.parametrize(
+    "handler", ["", "trap 'exit 2' INT"], ids=["killed by it", "ends by itself, as pip does"]
+)
+def test_ctrl_c_ends_an_installation(handler: str, tmp_path: Path) -> None:
+    """A terminal sends SIGINT to all processes of the group. The pipe, which the child has too,
+    is at its end when all have ended."""
+    read, write = os.pipe()
+    child = tmp_path / "pip"
+    child.write_text(f"{handler}\necho installing >&{write}\nfor _ in $(seq 600); do sleep 0.1; done\n")
+    script = (
+        f"set -e; source {SETUP}; VENV={tmp_path}; quietly bash {child}; echo went on >&{write}"
+    )
+    installing = subprocess.Popen(
+        ["bash", "-c", script], pass_fds=[write], stderr=subprocess.PIPE, start_new_session=True
+    )
+    os.close(write)
+    try:
+        with open(read) as pipe, installing:
+            assert pipe.readline() == "installing\n"
+            os.killpg(installing.pid, signal.SIGINT)
+            assert pipe.read() == ""
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(installing.pid, signal.SIGKILL)
+    assert installing.returncode != 0
+
+
+def test_a_python_that_is_absent_is_named(tmp_path: Path) -> None:
+    environment = os.environ | {"VENV": str(tmp_path / "venv"), "PYTHON": "python9"}
+    command = ["bash", str(ROOT / "scripts" / "quickstart")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("PYTHON: got python9, which is no Python that runs")
+
+
+def test_the_load_test_shows_its_own_options() -> None:
+    command = [sys.executable, str(ROOT / "loadtest" / "locustfile.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert all(option in done.stdout for option in ("--scenario", "--jsonl", "--users"))
+    assert len(done.stdout.splitlines()) < 60
