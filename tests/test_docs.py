@@ -5,28 +5,21 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import FENCED, PAGES, ROOT, commands_of
 
 from smartspec_cli.reference import commands
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 ELSEWHERE = "docker helm kubectl trtllm-build python python3 pip git cd lm_eval locust"
 """Programs whose options are not known here."""
 
-BETWEEN = {"&&", "||", "|", "&", ";"}
-
 MAX_COLUMNS = 100
-
-FENCED = re.MULTILINE | re.DOTALL
 
 
 def named(path: Path) -> str:
@@ -35,30 +28,6 @@ def named(path: Path) -> str:
 
 def without_code(path: Path) -> str:
     return re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=FENCED)
-
-
-def commands_of(path: Path) -> Iterator[list[str]]:
-    """The words of each command in the page's shell blocks."""
-    text = path.read_text(encoding="utf-8")
-    for block in re.findall(r"^ *```bash\n(.*?)^ *```", text, FENCED):
-        for words in _lines(re.sub(r"\\\n\s*", " ", block)):
-            for is_between, group in groupby(words, lambda word: word in BETWEEN):
-                if not is_between:
-                    yield list(group)
-
-
-def _lines(block: str) -> Iterator[list[str]]:
-    """The words of each line; a quoted text may have several lines."""
-    text = ""
-    for line in block.splitlines():
-        text += line + "\n"
-        try:
-            words = shlex.split(text, comments=True)
-        except ValueError:  # a quotation that goes on
-            continue
-        text = ""
-        yield words
-    assert not text, text
 
 
 def options_of(command: Any) -> set[str]:
