@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from smartspec_bench.streams import Exchange
 from smartspec_cli.app import COMMANDS, app
-from smartspec_cli.commands.quickstart import summarise
 from smartspec_cli.commands.settings import set_keys
+from smartspec_cli.side_by_side import summarise
 from smartspec_launch import paths
 from smartspec_launch.address import free_address
 

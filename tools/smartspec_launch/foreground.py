@@ -82,10 +82,9 @@ def served_text(facts: Mapping[str, Any]) -> str:
     return f"Serving {', '.join(str(word) for word in words.values() if word)}"
 
 
-def announce(server: TritonServer, console: Console, prompt: str = "Hello") -> None:
-    """Print the server's URLs and a curl command with this prompt."""
+def announce(server: TritonServer, console: Console) -> None:
+    """Print the server's URLs and a curl command that works."""
     address = server.address
-    body = shlex.quote(json.dumps({"text_input": prompt, "max_tokens": 64, "stream": True}))
     urls = {"HTTP": address.http_url, "gRPC": address.grpc_url, "metrics": address.metrics_url}
     if server.openai is not None:
         urls["OpenAI"] = server.openai.url(address)
@@ -93,12 +92,27 @@ def announce(server: TritonServer, console: Console, prompt: str = "Hello") -> N
     for name, url in urls.items():
         console.print(f"  {name:8}{url}", highlight=False)
     console.print(
-        f"Try:\n  curl -N {address.http_url}/v2/models/{MODEL_NAME}/generate_stream -d {body}\n"
-        "Ctrl-C stops it.",
+        f"Try:\n  {example(server)}\nCtrl-C stops it.",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
+
+
+def example(server: TritonServer) -> str:
+    """A command: a chat if the model has a template for it, else a text to continue."""
+    openai = server.openai
+    if openai is None or not openai.has_chats:
+        body = json.dumps({"text_input": "Once upon a time", "max_tokens": 64, "stream": True})
+        url = f"{server.address.http_url}/v2/models/{MODEL_NAME}/generate_stream"
+        return f"curl -N {url} -d {shlex.quote(body)}"
+    message = {"role": "user", "content": "What is the capital of France?"}
+    name = next(iter(openai.names), MODEL_NAME)
+    body = json.dumps({"model": name, "messages": [message], "max_tokens": 64})
+    headers = "-H 'Content-Type: application/json' "
+    if openai.needs_key:
+        headers += "-H 'Authorization: Bearer YOUR_KEY' "
+    return f"curl {openai.url(server.address)}/chat/completions {headers}-d {shlex.quote(body)}"
 
 
 def watch(server: TritonServer, console: Console) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from smartspec_py.engines.phases import Phase
 
 OPENAI_PORT = 9000
 """Default port of the OpenAI routes."""
+
+KEY_VARIABLE = "SMARTSPEC_API_KEY"
+"""Their API key, if there is no file with keys."""
 
 EXIT_S = 10.0
 """Time for open responses and for the end of the process, on a busy machine too."""
@@ -71,6 +75,18 @@ class OpenAi:
 
     def url(self, address: Address) -> str:
         return f"http://{address.reach}:{self.port}/v1"
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether there is a chat template: given, in its own file, or in the tokenizer's."""
+        if self.chat_template is not None or (self.model_dir / "chat_template.jinja").is_file():
+            return True
+        settings = self.model_dir / "tokenizer_config.json"
+        return settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8")
+
+    @property
+    def needs_key(self) -> bool:
+        return self.api_key_file is not None or bool(os.environ.get(KEY_VARIABLE))
 
 
 def as_json(address: Address, openai: OpenAi | None) -> str:

@@ -26,7 +26,7 @@ from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest
 from smartspec_gateway.openai.validation import body_schema
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.workers import Work, Workers
-from smartspec_launch.gateway import OpenAi
+from smartspec_launch.gateway import KEY_VARIABLE, OpenAi
 from smartspec_py.api.contract import MODEL_NAME
 
 PAGE = Path(__file__).with_name("page.html")
@@ -34,8 +34,6 @@ PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'none'"
 }
-
-KEY_VARIABLE = "SMARTSPEC_API_KEY"
 
 
 def work_of(openai: OpenAi) -> Work:
