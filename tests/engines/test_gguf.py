@@ -28,15 +28,17 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
+from smartspec_py.engines.checkpoints import rows
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.config import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.header import read_header
 from smartspec_py.engines.checkpoints.supported import ModelError, check_files
-from smartspec_py.engines.checkpoints.tensors import file_tensors
+from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
 from smartspec_py.engines.local.build import build_torch
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.serving.server import Server
@@ -121,6 +123,33 @@ def test_values_are_those_of_the_reference_dequantisation(tmp_path: Path, kind: 
         given = gguf.GGMLQuantizationType["F32" if stored.ndim == 1 else kind]
         expected = gguf.quants.dequantize(stored, given)
         np.testing.assert_array_equal(found[name].float().numpy(), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "F16"])
+def test_parts_give_what_a_whole_matrix_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Parts of three rows, which three threads round. The rows of queries and keys are in another
+    order in the file."""
+    write(tmp_path / "m.gguf", fields(), kind)
+    files = CheckedTensors(model_folder(tmp_path), torch.float32)
+    matrices = {name: tensor for name, tensor in files.items() if tensor.ndim == 2}
+    monkeypatch.setattr(rows, "PART", 3 * 256)
+    for name, matrix in matrices.items():
+        found, expected = Weights(files, 3).int8(name), Weights({name: matrix}).int8(name)
+        assert torch.equal(found.values, expected.values)
+        assert torch.equal(found.scale, expected.scale)
+
+
+def test_wrong_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PART", 256)
+    model = large_model(len(fields()["tokens"]))
+    model.model.layers[0].mlp.up_proj.weight.data[200, 3] = float("inf")
+    write_gguf(tmp_path / "m.gguf", model, fields())
+    weights = Weights(CheckedTensors(model_folder(tmp_path), torch.float32), 2)
+    weights.int8("model.layers.0.mlp.down_proj.weight")
+    with pytest.raises(ModelError, match=r"up_proj\.weight are not all finite"):
+        weights.int8("model.layers.0.mlp.up_proj.weight")
 
 
 @pytest.mark.parametrize("kind", ["llama, grouped keys", "qwen2, one key head", "qwen3"])

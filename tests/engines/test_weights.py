@@ -16,6 +16,7 @@ from torch_models import VOCAB_SIZE, make_model, make_runner
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines.checkpoints.rows import TensorRows
 from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
 from smartspec_py.engines.runtimes.openvino import supported
@@ -32,7 +33,7 @@ def test_rounding_to_8_bits() -> None:
     """At most half a level off, where a level is 1/127 of the row's largest number."""
     weight = torch.randn(7, 300) * torch.logspace(-3, 3, 7)[:, None]
     weight[2] = 0
-    found = to_int8(weight)
+    found = to_int8(TensorRows(weight))
     errors = (found.values * found.scale - weight).abs().amax(1)
     assert (errors <= weight.abs().amax(1) / 127 / 2 * 1.001).all()
     assert found.values.abs().amax() == 127
@@ -43,7 +44,7 @@ def test_rounding_to_4_bits(group: int) -> None:
     """At most half a level off, or one where 0 is moved to a level."""
     weight = torch.randn(7, 384) * torch.logspace(-3, 3, 7)[:, None] + 0.5
     weight[2] = 0
-    found = to_int4(weight, group)
+    found = to_int4(TensorRows(weight), group)
     low, high = found.values & 15, found.values >> 4
     levels = torch.stack([low, high], -1).flatten(1).unflatten(1, (-1, group))
     errors = (levels - found.zero.float()) * found.scale - weight.unflatten(1, (-1, group))

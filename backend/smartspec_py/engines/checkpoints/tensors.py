@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from zipfile import is_zipfile
 
@@ -16,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
+from smartspec_py.engines.checkpoints.rows import Rows, TensorRows
 from smartspec_py.engines.checkpoints.supported import (
     ModelError,
     first_line,
@@ -132,6 +135,7 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         self._left_out: set[str] = set()
         self._shapes: dict[str, torch.Size] = {}
         self._steps: Steps | None = None
+        self._lock = Lock()
 
     def expect(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Check that those of these names have these shapes, and report the reading of them."""
@@ -151,17 +155,41 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         if name not in self._checked:
             check_type(name, tensor.dtype, self._folder)
             check_shape(name, tensor.shape, self._shapes.get(name, tensor.shape), self._folder)
-            check_finite(name, tensor, self._dtype, self._folder)
+            self._check(name, tensor)
             self._checked.add(name)
-            if self._steps is not None:
-                self._steps.add(tensor.numel())
         return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+    def rows(self, name: str) -> Rows:
+        """The matrix; its parts are checked when they are read."""
+        if not isinstance(self._tensors, GgufWeights):
+            return TensorRows(self[name])
+        matrix = self._tensors.rows(name)
+        check_shape(name, matrix.shape, self._shapes.get(name, matrix.shape), self._folder)
+        return _CheckedRows(matrix, partial(self._check, name))
+
+    def _check(self, name: str, numbers: torch.Tensor) -> None:
+        check_finite(name, numbers, self._dtype, self._folder)
+        if self._steps is not None:
+            with self._lock:
+                self._steps.add(numbers.numel())
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._tensors if name not in self._left_out)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+class _CheckedRows:
+    """See `Rows`."""
+
+    def __init__(self, matrix: Rows, check: Callable[[torch.Tensor], None]) -> None:
+        self.shape = matrix.shape
+        self._matrix, self._check = matrix, check
+
+    def read(self, rows: slice, numbers: torch.Tensor) -> None:
+        self._matrix.read(rows, numbers)
+        self._check(numbers)
 
 
 def check_complete(missing: Collection[str], folder: Path) -> None:

@@ -21,7 +21,7 @@ MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qw
 """Classes by `general.architecture`, which is also the `model_type`."""
 
 PLAIN = ("F32", "F16", "BF16")
-TYPES = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+TYPES = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")
 ZEROS = "zeros"
 """The type of a tensor that the file does not have."""
 

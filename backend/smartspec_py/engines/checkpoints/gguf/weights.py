@@ -6,17 +6,15 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from smartspec_py.engines.checkpoints.gguf.config import ZEROS
+from smartspec_py.engines.checkpoints.gguf.dequantise import dequantise
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
-
-LONG_ROW = 1 << 15
-"""Rows are joined up to this many numbers. The package `gguf` computes 16 rows at once: with rows
-of 896, an embedding of 152 thousand tokens took 2.8 times as long."""
+from smartspec_py.engines.checkpoints.rows import whole
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -34,22 +32,14 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         place = self._places[name]
         if place["type"] == ZEROS:
             return torch.zeros(place["shape"])
-        return dequantised(self.stored(name), place["type"]).reshape(place["shape"])
+        matrix = self.rows(name)
+        dtype = PLAIN.get(place["type"])
+        numbers = matrix.stored(slice(None)).view(dtype) if dtype else whole(matrix)
+        return numbers.reshape(place["shape"])
 
-    def stored(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of the tensor as uint8 [rows, bytes per row], in the order of the model's rows.
-
-        llama.cpp's converter orders the rows of each head of queries and keys in another way: its
-        rotation takes neighbours as pairs, and that of Transformers the two halves of a head.
-        """
-        place = self._places[name]
-        num_rows = int(np.prod(place["shape"][:-1])) if len(place["shape"]) > 1 else 1
-        if heads := place.get("num_heads"):
-            num_rows = place["shape"][0]
-        rows = self._bytes[place["offset"] :][: place["num_bytes"]].reshape(num_rows, -1)
-        if heads:
-            rows = rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2)
-        return np.array(rows).reshape(num_rows, -1)
+    def rows(self, name: str) -> GgufMatrix:
+        """The matrix, or the vector as one row. The file must have it."""
+        return GgufMatrix(self._places[name], self._bytes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -58,16 +48,34 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return len(self._places)
 
 
-def dequantised(stored: npt.NDArray[np.uint8], kind: str) -> torch.Tensor:
-    """The numbers in bytes [rows, bytes per row] of this type, as GGUF names it."""
-    if kind in PLAIN:
-        return torch.from_numpy(stored).view(PLAIN[kind])
-    import gguf
+class GgufMatrix:
+    """See `Rows`."""
 
-    type_ = gguf.GGMLQuantizationType[kind]
-    numbers_per_block, block_bytes = gguf.GGML_QUANT_SIZES[type_]
-    num_rows, row_bytes = stored.shape
-    width = row_bytes // block_bytes * numbers_per_block
-    num_joined = math.gcd(num_rows, 1 << max(0, (LONG_ROW // width).bit_length() - 1))
-    joined = stored.reshape(num_rows // num_joined, -1)
-    return torch.from_numpy(gguf.quants.dequantize(joined, type_)).reshape(num_rows, width)
+    def __init__(self, place: Mapping[str, Any], data: np.typing.NDArray[np.uint8]) -> None:
+        """place: of the tensor in the file's bytes.
+
+        llama.cpp's converter orders the rows of each head of queries and keys in another way: its
+        rotation takes neighbours as pairs, and that of Transformers the two halves of a head.
+        """
+        *sizes, width = place["shape"]
+        num_heads = place.get("num_heads")
+        if num_heads and not sizes:  # a bias, of one number for each row
+            sizes, width = [width], 1
+        self.shape = torch.Size((math.prod(sizes), width))
+        self._type = place["type"]
+        stored = data[place["offset"] :][: place["num_bytes"]]
+        self._stored = stored.reshape(self.shape[0], -1)
+        self._order = np.arange(self.shape[0])
+        if num_heads:
+            self._order = self._order.reshape(num_heads, -1, 2).swapaxes(1, 2).flatten()
+
+    def stored(self, rows: slice) -> torch.Tensor:
+        """The bytes of these rows, [rows, bytes per row]."""
+        return torch.from_numpy(self._stored[self._order[rows]])
+
+    def read(self, rows: slice, numbers: torch.Tensor) -> None:
+        dtype = PLAIN.get(self._type)
+        if dtype:
+            numbers.copy_(self.stored(rows).view(dtype))
+        else:
+            dequantise(self.stored(rows), self._type, numbers)

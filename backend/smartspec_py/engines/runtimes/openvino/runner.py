@@ -30,8 +30,8 @@ import contextlib
 import math
 import mmap
 import time
-from collections import ChainMap
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import attrgetter
@@ -162,7 +162,7 @@ class OpenVinoRunner(Runner):
             for layer in config.adapters.layers
         }
         if matrices:
-            of_model = Weights(ChainMap(matrices, of_model.tensors))  # type: ignore[arg-type]
+            of_model = of_model.with_added(matrices)
         self._most_tokens = config.num_rows * config.max_len
         if is_bounded:
             rows = {layer.out_features for layer in _linear_layers(model)}
@@ -188,7 +188,12 @@ class OpenVinoRunner(Runner):
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
         begin(PREPARING)
-        compiled = [core.compile_model(built, "CPU", settings) for _ in range(num_copies)]
+        with ThreadPoolExecutor(config.num_threads) as threads:  # OpenVINO compiles with one
+            tasks = [
+                threads.submit(core.compile_model, built, "CPU", settings)
+                for _ in range(num_copies)
+            ]
+        compiled = [task.result() for task in tasks]
         self.compiled = compiled[0]
         self._copies = [_Copy(graph.create_infer_request()) for graph in compiled]
         """The one whose last pass was first comes first."""
@@ -404,7 +409,7 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     pair = "model.embed_tokens.weight", "lm_head.weight"
     if hf_config.tie_word_embeddings and set(pair) <= set(files):
         check_tied(torch.equal(*(files[name] for name in pair)), config.path)
-    weights = Weights(files)
+    weights = Weights(files, config.num_threads)
     if config.weights == "auto":
         config = replace(config, weights=auto_weights(model.num_parameters()))
     return OpenVinoRunner(model, config, weights)

@@ -1,20 +1,20 @@
 """The weights of a graph: read from the files of a checkpoint one at a time, and compressed.
 
-A model is never in memory as a whole in its original precision: each tensor is read, compressed if
-asked for, and given to the graph before the next one.
+A model is never in memory as a whole in its original precision, nor is a matrix that is compressed:
+parts of it are read and compressed by several threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
-CHUNK = 1 << 18
-"""Numbers that are compressed at once. The float32 copy stays in the processor's caches: with 64
-times as many, it took nine times as long."""
+from smartspec_py.engines.checkpoints.rows import Rows, TensorRows, for_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,40 @@ class Weights:
     Several graphs may use the same object. Each matrix is compressed only once.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = tensors
-        self.int8 = cache(lambda *names: _joined([to_int8(self.stored(name)) for name in names]))
+    def __init__(
+        self,
+        files: Mapping[str, torch.Tensor],
+        num_threads: int = 1,
+        added: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """num_threads: that compress. added: tensors beside those of the files."""
+        self.tensors: Mapping[str, torch.Tensor] = ChainMap(dict(added), files)  # type: ignore[arg-type]
+        self._files, self._added, self._num_threads = files, added, num_threads
+        self.int8 = cache(
+            lambda *names: _joined([to_int8(self._rows(name), num_threads) for name in names])
+        )
         """The matrices of these names in 8 bits, as one."""
         self.int4 = cache(
-            lambda group, *names: _joined([to_int4(self.stored(name), group) for name in names])
+            lambda group, *names: _joined(
+                [to_int4(self._rows(name), group, num_threads) for name in names]
+            )
         )
         """The matrices of these names in 4 bits, in groups of this size, as one."""
+
+    def with_added(self, added: Mapping[str, torch.Tensor]) -> Weights:
+        """The same with these tensors too."""
+        return Weights(self._files, self._num_threads, {**self._added, **added})
 
     def stored(self, *names: str) -> torch.Tensor:
         """The tensors of these names, joined by their first dimension."""
         tensors = [self.tensors[name].detach() for name in names]
         return tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors)
+
+    def _rows(self, name: str) -> Rows:
+        read: Callable[[str], Rows] | None = getattr(self._files, "rows", None)
+        if read is None or name in self._added:
+            return TensorRows(self.tensors[name].detach())
+        return read(name)
 
 
 def _joined(parts: list[Compressed]) -> Compressed:
@@ -63,39 +84,38 @@ def _joined(parts: list[Compressed]) -> Compressed:
     )
 
 
-def to_int8(weight: torch.Tensor) -> Compressed:
+def to_int8(weight: Rows, num_threads: int = 1) -> Compressed:
     """Round each row of a weight [out, in] to 255 levels around 0."""
     values = torch.empty(weight.shape, dtype=torch.int8)
-    scale = torch.empty(len(weight), 1)
-    for part in _parts(weight):
-        numbers = weight[part].float()
-        largest = numbers.abs().amax(1, keepdim=True)
-        scale[part] = torch.where(largest > 0, largest / 127, torch.ones(()))
-        values[part] = (numbers / scale[part]).round_().to(torch.int8)
+    scale = torch.empty(weight.shape[0], 1)
+
+    def compress(rows: slice, numbers: torch.Tensor) -> None:
+        largest = torch.maximum(numbers.amax(1, keepdim=True), -numbers.amin(1, keepdim=True))
+        scale[rows] = torch.where(largest > 0, largest / 127, torch.ones(()))
+        values[rows] = numbers.div_(scale[rows]).round_()
+
+    for_parts(weight, compress, num_threads)
     return Compressed(values, scale, torch.zeros((), dtype=torch.uint8))
 
 
-def to_int4(weight: torch.Tensor, group: int) -> Compressed:
+def to_int4(weight: Rows, group: int, num_threads: int = 1) -> Compressed:
     """Round each group of a row of a weight [out, in] to 16 levels between its least and its
     largest number; 0 is one of them."""
     num_out, num_in = weight.shape
     values = torch.empty(num_out, num_in // 2, dtype=torch.uint8)
     scale = torch.empty(num_out, num_in // group, 1)
     zero = torch.empty(num_out, num_in // group, 1, dtype=torch.uint8)
-    for part in _parts(weight):
-        numbers = weight[part].float().view(-1, num_in // group, group)
+
+    def compress(rows: slice, numbers: torch.Tensor) -> None:
+        numbers = numbers.view(-1, num_in // group, group)
         least = numbers.amin(-1, keepdim=True).clamp_(max=0)
         width = numbers.amax(-1, keepdim=True).clamp_(min=0) - least
-        scale[part] = torch.where(width > 0, width / 15, torch.ones(()))
-        offset = (-least / scale[part]).round_()
-        zero[part] = offset.to(torch.uint8)
-        levels = (numbers / scale[part]).round_().add_(offset).clamp_(0, 15).to(torch.uint8)
+        scale[rows] = torch.where(width > 0, width / 15, torch.ones(()))
+        offset = (-least / scale[rows]).round_()
+        zero[rows] = offset.to(torch.uint8)
+        levels = numbers.div_(scale[rows]).round_().add_(offset).clamp_(0, 15).to(torch.uint8)
         first, second = levels.view(-1, num_in // 2, 2).unbind(-1)
-        values[part] = first | second << 4
+        values[rows] = first | second << 4
+
+    for_parts(weight, compress, num_threads)
     return Compressed(values, scale, zero)
-
-
-def _parts(weight: torch.Tensor) -> list[slice]:
-    """Rows of at most CHUNK numbers."""
-    num_rows = max(1, CHUNK // weight.shape[1])
-    return [slice(first, first + num_rows) for first in range(0, len(weight), num_rows)]
