@@ -70,7 +70,9 @@ def test_ctrl_c_ends_an_installation(handler: str, tmp_path: Path) -> None:
     is at its end when all have ended."""
     read, write = os.pipe()
     child = tmp_path / "pip"
-    child.write_text(f"{handler}\necho installing >&{write}\nfor _ in $(seq 600); do sleep 0.1; done\n")
+    child.write_text(
+        f"{handler}\necho installing >&{write}\nfor _ in $(seq 600); do sleep 0.1; done\n"
+    )
     script = (
         f"set -e; source {SETUP}; VENV={tmp_path}; quietly bash {child}; echo went on >&{write}"
     )

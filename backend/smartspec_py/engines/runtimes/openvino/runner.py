@@ -26,9 +26,6 @@ blocks of its own.
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +37,6 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.config import load_config
@@ -53,6 +49,7 @@ from smartspec_py.engines.checkpoints.tensors import (
 )
 from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.machine import free_bytes, has_vnni
+from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.graph import (
     BLOCK_LEN,
     INPUTS,
@@ -60,8 +57,8 @@ from smartspec_py.engines.runtimes.openvino.graph import (
     MATRIX_A,
     OWN_ADAPTERS,
     DecoderGraph,
-    cache_names,
 )
+from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut
 from smartspec_py.engines.runtimes.openvino.supported import auto_weights
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.runner import (
@@ -238,16 +235,16 @@ class OpenVinoRunner(Runner):
         second: list[tuple[int, RowInput]] = []
         for index, row in enumerate(inputs):
             if 0 < row.num_prompt < len(row.tokens):
-                prompt, rest = _cut(row, row.num_prompt)
+                prompt, rest = cut(row, row.num_prompt)
                 first.append((index, prompt))
                 second.append((index, rest))
             else:
                 first.append((index, row))
-        return _bounded(first, self._most_tokens) + _bounded(second, self._most_tokens)
+        return bounded(first, self._most_tokens) + bounded(second, self._most_tokens)
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
-        parts = [part for row in inputs for part in _parts(row)]
+        parts = [part for row in inputs for part in attended_parts(row)]
         ends = np.cumsum([len(row.tokens) for row in inputs]).tolist()
         wanted = [
             token
@@ -344,56 +341,6 @@ def _linear_layers(model: Any) -> list[torch.nn.Linear]:
     return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
-def _cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
-    """The first num tokens of an input, and the others."""
-    num_rest = len(row.tokens) - num
-    num_logits = max(0, row.num_logits - num_rest)
-    num_prompt = min(num, row.num_prompt)
-    head = replace(row, tokens=row.tokens[:num], num_logits=num_logits, num_prompt=num_prompt)
-    rest = replace(
-        row,
-        position=row.position + num,
-        tokens=row.tokens[num:],
-        num_logits=row.num_logits - num_logits,
-        num_prompt=row.num_prompt - num_prompt,
-    )
-    return head, rest
-
-
-def _bounded(parts: Parts, most: int) -> list[Parts]:
-    """The parts in passes of at most so many tokens."""
-    passes: list[Parts] = []
-    room = 0
-    for index, part in parts:
-        while len(part.tokens) > room:
-            if room:
-                head, part = _cut(part, room)
-                passes[-1].append((index, head))
-            passes.append([])
-            room = most
-        passes[-1].append((index, part))
-        room -= len(part.tokens)
-    return passes
-
-
-def _parts(row: RowInput) -> list[RowInput]:
-    """The tokens of an input by attention: those of a prompt together, others one by one."""
-    first, own = row.num_prompt, row.adapter
-    bounds = ([(0, first)] if first else []) + [(i, i + 1) for i in range(first, len(row.tokens))]
-    return [
-        RowInput(
-            row.row,
-            row.position + i,
-            row.tokens[i:end],
-            num_logits=0,
-            num_prompt=max(0, min(end, first) - i),
-            adapter=own,
-            blocks=row.blocks,
-        )
-        for i, end in bounds
-    ]
-
-
 def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     """Load weights from a local directory, tensor by tensor. Raises ModelError."""
     hf_config = load_config(config.path, config.max_len)
@@ -413,102 +360,3 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     if config.weights == "auto":
         config = replace(config, weights=auto_weights(model.num_parameters()))
     return OpenVinoRunner(model, config, weights)
-
-
-class BlockCache:
-    """Keys and values in blocks of BLOCK_LEN tokens: as many as fit in `config.cache_bytes`, and
-    one more for each row, but no more than all rows can fill."""
-
-    block_len = BLOCK_LEN
-    spreads_nan = False
-
-    def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
-        self._num_rows = config.num_rows
-        inputs = [compiled.input(name) for name in cache_names(len(model.model.layers))]
-        # In 8 bits, each row of a block begins with its scale and zero.
-        shapes = [[width.get_length() for width in list(i.partial_shape)[1:]] for i in inputs]
-        self._sizes = [
-            math.prod(shape) * i.element_type.size for i, shape in zip(inputs, shapes, strict=True)
-        ]
-        self.block_bytes: int = sum(self._sizes)
-        most = config.num_rows * -(-(config.max_len + 1) // BLOCK_LEN)  # with a copy of a token
-        fitting = config.cache_bytes // self.block_bytes + config.num_rows
-        self.num_blocks = int(min(most, fitting))
-        self.padding = np.array([self.num_blocks], np.int32)
-        """One block more, for padding."""
-
-        self.tensors: dict[str, ov.Tensor] = {}
-        self._maps: list[mmap.mmap] = []
-        self._occupied = [0] * config.num_rows
-        """Blocks of each row that `occupy` has written."""
-        for node, shape, size in zip(inputs, shapes, self._sizes, strict=True):
-            # The system gives each page when it is written, so unused blocks take no memory. Large
-            # pages would: a few tokens of a row took 2 MiB of each layer, and no pass was faster.
-            num_bytes = (self.num_blocks + 1) * size
-            self._maps.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-            with contextlib.suppress(OSError):  # some kernels have no large pages
-                self._maps[-1].madvise(mmap.MADV_NOHUGEPAGE)
-            memory = np.frombuffer(self._maps[-1], np.uint8)
-            of_all = ov.Shape([self.num_blocks + 1, *shape])
-            self.tensors[node.any_name] = ov.Tensor(memory, of_all, node.element_type)
-
-    def blocks_of(self, row: RowInput, num_tokens: int) -> NDArray[np.int32]:
-        """The blocks of the row's first num_tokens tokens."""
-        num = -(-num_tokens // BLOCK_LEN)
-        if row.blocks is not None:
-            return row.blocks[:num]
-        first = min(row.row * (self.num_blocks // self._num_rows), self.num_blocks - num)
-        return np.arange(first, first + num, dtype=np.int32)
-
-    def occupy(self, num_rows: int, num_tokens: int) -> None:
-        """Write to this many tokens of the first rows. Reading pages that were never written takes
-        no time: they are all the same page, which stays in the processor's caches."""
-        for row in range(num_rows):
-            blocks = self.blocks_of(RowInput(row, 0, (), 0), num_tokens)[self._occupied[row] :]
-            for tensor in self.tensors.values() if len(blocks) else ():
-                _bytes(tensor)[blocks[0] : blocks[-1] + 1] = 0
-            self._occupied[row] += len(blocks)
-
-    def release(self) -> None:
-        """Give the memory of all blocks back to the system. Their contents are lost."""
-        self._occupied = [0] * self._num_rows
-        for memory in self._maps:
-            memory.madvise(mmap.MADV_DONTNEED)
-
-    def drop(self, blocks: Sequence[int]) -> None:
-        """See `KeyStore`."""
-        for first, end in _runs(blocks):
-            for memory, size in zip(self._maps, self._sizes, strict=True):
-                start_page = -(-first * size // mmap.PAGESIZE)
-                end_page = end * size // mmap.PAGESIZE
-                if start_page < end_page:
-                    num_bytes = (end_page - start_page) * mmap.PAGESIZE
-                    memory.madvise(mmap.MADV_DONTNEED, start_page * mmap.PAGESIZE, num_bytes)
-
-    def copy_block(self, source: int, destination: int, num_tokens: int) -> None:
-        """See `KeyStore`."""
-        for tensor in self.tensors.values():
-            by_block = _bytes(tensor)
-            by_block[destination] = by_block[source]
-
-    def clear(self, blocks: Sequence[int], first: int = 0) -> None:
-        """See `KeyStore`. Whole blocks are cleared."""
-        assert first == 0
-        for tensor in self.tensors.values():
-            _bytes(tensor)[list(blocks)] = 0
-
-
-def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """The bounds of adjacent blocks."""
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        if runs and runs[-1][1] == block:
-            runs[-1] = runs[-1][0], block + 1
-        else:
-            runs.append((block, block + 1))
-    return runs
-
-
-def _bytes(tensor: ov.Tensor) -> Any:
-    """View [blocks, bytes] of the tensor's memory."""
-    return tensor.data.view(np.uint8).reshape(tensor.shape[0], -1)

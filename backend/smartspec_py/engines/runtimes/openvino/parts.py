@@ -1,0 +1,57 @@
+"""How the inputs of a pass are cut: into passes, and into sequences for the attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from smartspec_py.engines.runtimes.runner import Parts, RowInput
+
+
+def cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
+    """The first num tokens of an input, and the others."""
+    num_rest = len(row.tokens) - num
+    num_logits = max(0, row.num_logits - num_rest)
+    num_prompt = min(num, row.num_prompt)
+    head = replace(row, tokens=row.tokens[:num], num_logits=num_logits, num_prompt=num_prompt)
+    rest = replace(
+        row,
+        position=row.position + num,
+        tokens=row.tokens[num:],
+        num_logits=row.num_logits - num_logits,
+        num_prompt=row.num_prompt - num_prompt,
+    )
+    return head, rest
+
+
+def bounded(parts: Parts, most: int) -> list[Parts]:
+    """The parts in passes of at most so many tokens."""
+    passes: list[Parts] = []
+    room = 0
+    for index, part in parts:
+        while len(part.tokens) > room:
+            if room:
+                head, part = cut(part, room)
+                passes[-1].append((index, head))
+            passes.append([])
+            room = most
+        passes[-1].append((index, part))
+        room -= len(part.tokens)
+    return passes
+
+
+def attended_parts(row: RowInput) -> list[RowInput]:
+    """The tokens of an input by attention: those of a prompt together, others one by one."""
+    first, own = row.num_prompt, row.adapter
+    bounds = ([(0, first)] if first else []) + [(i, i + 1) for i in range(first, len(row.tokens))]
+    return [
+        RowInput(
+            row.row,
+            row.position + i,
+            row.tokens[i:end],
+            num_logits=0,
+            num_prompt=max(0, min(end, first) - i),
+            adapter=own,
+            blocks=row.blocks,
+        )
+        for i, end in bounds
+    ]
