@@ -15,7 +15,7 @@ order:
 A request whose work is in flight is preempted after its work was cancelled and has ended.
 
 No request starves. Ranks do not change, and requests that arrive much later have higher rank
-values. The request with the lowest rank always fits, since `Server` rejects requests that exceed
+values. The request with the lowest rank always fits, since `Intake` rejects requests that exceed
 the whole budget.
 """
 
