@@ -45,15 +45,15 @@ async def made() -> AsyncIterator[Workers]:
 MESSAGES = [{"role": "user", "content": TEXT}]
 TOKENS = [300 + i % 50 for i in range(20_000)]
 LARGE: list[tuple[str, dict[str, Any], Any]] = [
-    ("chat", {"messages": MESSAGES, "n": 128, "max_tokens": 9}, "choices"),
-    ("complete", {"prompt": TEXT, "echo": True, "logprobs": 0, "max_tokens": 9}, "echoes"),
-    ("complete", {"prompt": TOKENS, "n": 128, "max_tokens": 9}, "choices"),
-    ("respond", {"input": TEXT, "metadata": {"a": TEXT}, "max_output_tokens": 9}, "head"),
-    ("message", {"messages": MESSAGES, "max_tokens": 9, "stop_sequences": ["a"]}, "stop_words"),
-    ("count_tokens", {"messages": MESSAGES}, "input_tokens"),
-    ("tokenize", {"prompt": TEXT, "return_token_strs": True}, "token_strs"),
-    ("tokenize", {"messages": MESSAGES}, "tokens"),
-    ("detokenize", {"tokens": TOKENS}, "prompt"),
+    ("/v1/chat/completions", {"messages": MESSAGES, "n": 128, "max_tokens": 9}, "choices"),
+    ("/v1/completions", {"prompt": TEXT, "echo": True, "logprobs": 0, "max_tokens": 9}, "own"),
+    ("/v1/completions", {"prompt": TOKENS, "n": 128, "max_tokens": 9}, "choices"),
+    ("/v1/responses", {"input": TEXT, "metadata": {"a": TEXT}, "max_output_tokens": 9}, "own"),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9, "stop_sequences": ["a"]}, "own"),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}, "input_tokens"),
+    ("/tokenize", {"prompt": TEXT, "return_token_strs": True}, "token_strs"),
+    ("/tokenize", {"messages": MESSAGES}, "tokens"),
+    ("/detokenize", {"tokens": TOKENS}, "prompt"),
     ("generate", {"text_input": TEXT, "max_tokens": 1}, "text_input"),
     ("generate_stream", {"text_input": "", "input_ids": TOKENS, "max_tokens": 1}, "input_ids"),
 ]
@@ -86,8 +86,13 @@ def test_large_bodies_of_all_routes_are_processed_elsewhere() -> None:
 
 
 WRONG: list[tuple[str, bytes, type[Exception], str]] = [
-    ("chat", json.dumps({"messages": MESSAGES, "n": 0}).encode(), ApiError, "n: got 0"),
-    ("chat", b'{"messages":' + b"[" * LONG, ApiError, "not valid JSON"),
+    (
+        "/v1/chat/completions",
+        json.dumps({"messages": MESSAGES, "n": 0}).encode(),
+        ApiError,
+        "n: got 0",
+    ),
+    ("/v1/chat/completions", b'{"messages":' + b"[" * LONG, ApiError, "not valid JSON"),
     ("generate", b'{"a":' * LONG, Refused, "nested so deep"),
     (
         "generate",

@@ -17,6 +17,7 @@ from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import PromptTooLong
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.requests import Settings
+from smartspec_gateway.openai.routes import error_document
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"
@@ -180,5 +181,5 @@ def test_a_prompt_that_is_too_long_has_each_apis_words(text: str, shown: str) ->
 def test_the_error_passes_between_processes() -> None:
     error = PromptTooLong("messages", "9 tokens", "8 tokens", 9, 8)
     found = pickle.loads(pickle.dumps(error))
-    assert found.messages_body == error.messages_body
+    assert error_document(found, MESSAGES) == error_document(error, MESSAGES)
     assert json.dumps(found.body) == json.dumps(error.body)

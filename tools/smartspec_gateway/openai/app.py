@@ -14,15 +14,14 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.chat_schema import ChatRequest, TokenizeRequest
+from smartspec_gateway.openai import routes
 from smartspec_gateway.openai.endpoint import Endpoint
-from smartspec_gateway.openai.errors import MESSAGES, ApiError
-from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
+from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.prompts import PromptError, Prompts
 from smartspec_gateway.openai.requests import Requests, Settings
-from smartspec_gateway.openai.responses_schema import ResponsesRequest
-from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest
+from smartspec_gateway.openai.route import Route
+from smartspec_gateway.openai.routes import error_document
 from smartspec_gateway.openai.validation import body_schema
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.workers import Work, Workers
@@ -39,7 +38,7 @@ PAGE_HEADERS = {
 def work_of(openai: OpenAi) -> Work:
     """What a process of `workers` does for the application."""
     prompts = Prompts(openai.model_dir, openai.chat_template)
-    return Requests(prompts, settings_of(openai, Limits())).work
+    return routes.work_of(Requests(prompts, settings_of(openai, Limits())))
 
 
 def settings_of(
@@ -74,8 +73,8 @@ def api_keys(path: Path | None) -> tuple[str, ...] | None:
 
 
 def openai_error(status: int, message: str, path: str) -> bytes:
-    """In OpenAI's format, or in Anthropic's on its routes."""
-    return json.dumps(ApiError(status, message).body_on(path)).encode()
+    """In the format of the API that has this path."""
+    return json.dumps(error_document(ApiError(status, message), path)).encode()
 
 
 def create_app(
@@ -87,27 +86,15 @@ def create_app(
     app = FastAPI(title="SmartSpec", redoc_url=None)
     keyed = [Depends(endpoint.check_key)]
 
-    @app.post("/v1/chat/completions", dependencies=keyed, openapi_extra=body_schema(ChatRequest))
-    async def chat(request: Request) -> Response:
-        return await endpoint.generate(request, "chat")
+    def add(route: Route) -> None:
+        async def answer(request: Request) -> Response:
+            return await endpoint.answer(request, route)
 
-    @app.post("/v1/completions", dependencies=keyed, openapi_extra=body_schema(CompletionRequest))
-    async def complete(request: Request) -> Response:
-        return await endpoint.generate(request, "complete")
+        schema, name = body_schema(route.body), route.path.rpartition("/")[2]
+        app.post(route.path, name=name, dependencies=keyed, openapi_extra=schema)(answer)
 
-    @app.post("/v1/responses", dependencies=keyed, openapi_extra=body_schema(ResponsesRequest))
-    async def respond(request: Request) -> Response:
-        return await endpoint.generate(request, "respond")
-
-    @app.post(MESSAGES, dependencies=keyed, openapi_extra=body_schema(MessagesRequest))
-    async def message(request: Request) -> Response:
-        return await endpoint.generate(request, "message")
-
-    counted = body_schema(MessagesPrompt)
-
-    @app.post(f"{MESSAGES}/count_tokens", dependencies=keyed, openapi_extra=counted)
-    async def count_tokens(request: Request) -> Response:
-        return await endpoint.tell(request, "count_tokens")
+    for route in routes.ROUTES:
+        add(route)
 
     @app.get("/v1/models", dependencies=keyed)
     async def models() -> dict[str, Any]:
@@ -120,14 +107,6 @@ def create_app(
     async def model_of(name: str) -> dict[str, Any]:
         endpoint.requests.check_model(name)
         return endpoint.about_model(name)
-
-    @app.post("/tokenize", dependencies=keyed, openapi_extra=body_schema(TokenizeRequest))
-    async def tokenize(request: Request) -> Response:
-        return await endpoint.tell(request, "tokenize")
-
-    @app.post("/detokenize", dependencies=keyed, openapi_extra=body_schema(DetokenizeRequest))
-    async def detokenize(request: Request) -> Response:
-        return await endpoint.tell(request, "detokenize")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -152,18 +131,18 @@ def create_app(
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
         wait = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-        return JSONResponse(error.body_on(request.url.path), error.status, headers=wait)
+        return JSONResponse(error_document(error, request.url.path), error.status, headers=wait)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path:.80}: {error.detail}; /docs has the routes"
         found = ApiError(error.status_code, message)
-        body = found.body_on(request.url.path)
+        body = error_document(found, request.url.path)
         return JSONResponse(body, found.status, headers=error.headers)
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
         found = ApiError(500, "the endpoint failed: see its log")
-        return JSONResponse(found.body_on(request.url.path), found.status)
+        return JSONResponse(error_document(found, request.url.path), found.status)
 
     return app

@@ -195,7 +195,7 @@ class ToolChoice(Body):
         return self
 
     @property
-    def names(self) -> list[str]:
+    def function_names(self) -> list[str]:
         """Functions that the text may call."""
         if self.allowed_tools is None:
             return [self.function.name] if self.function else []
@@ -302,8 +302,11 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
         return [] if self.tool_choice == "none" else super().usable_tools
 
     @property
+    def has_one_call(self) -> bool:
+        return not self.parallel_tool_calls
+
+    @property
     def must_call(self) -> bool:
-        """Whether the text can be nothing but tool calls."""
         choice = self.tool_choice
         return choice.must_call if isinstance(choice, ToolChoice) else choice == "required"
 
@@ -318,7 +321,7 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
         choice = self.tool_choice
         if not isinstance(choice, ToolChoice):
             return self.usable_tools
-        return [tool for tool in self.usable_tools if tool.function.name in choice.names]
+        return [tool for tool in self.usable_tools if tool.function.name in choice.function_names]
 
     @property
     def guides(self) -> dict[str, tuple[str, str]]:

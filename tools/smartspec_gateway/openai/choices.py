@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from smartspec_gateway.openai.call_grammar import CallFormat
 from smartspec_gateway.openai.calls import Tools
-from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.logprobs import LogProbs
 from smartspec_gateway.openai.model import Fields, Piece
 from smartspec_gateway.openai.reasoning import ReasoningParser
@@ -27,13 +26,12 @@ class Wanted:
     """What of a request its answer depends on. Most fields have the names of the request's.
     forced_format: that of an answer that can be nothing but tool calls, else None."""
 
-    is_chat: bool
     n: int
     token_limit: int | None
     num_top_log_probs: int | None
     tools: Tools
     forced_format: CallFormat | None
-    parallel_tool_calls: bool
+    has_one_call: bool
     streams_usage: bool
     includes_usage: bool
     shows_steps: bool
@@ -41,15 +39,13 @@ class Wanted:
     @classmethod
     def of(cls, asked: Generation, call_format: CallFormat) -> Wanted:
         """call_format: that of the model."""
-        is_chat = isinstance(asked, ChatRequest)
         return cls(
-            is_chat,
             asked.n,
             asked.token_limit,
             asked.num_top_log_probs,
             asked.tool_types,
-            call_format if isinstance(asked, ChatRequest) and asked.must_call else None,
-            not isinstance(asked, ChatRequest) or asked.parallel_tool_calls,
+            call_format if asked.must_call else None,
+            asked.has_one_call,
             asked.streams_usage,
             bool(asked.stream_options and asked.stream_options.include_usage),
             asked.return_spec_metrics == "detailed",
@@ -58,10 +54,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt. echoes:
-    by prompt, its text and its first token if it has log-probabilities; or empty. is_in_reasoning:
-    None if the model has no reasoning blocks. head, stop_words: for the writers of `responses` and
-    `messages`. ignored: unknown fields. max_tokens: if it is less than was asked for."""
+    """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt.
+    is_in_reasoning: None if the model has no reasoning blocks. own: what only the writer of its API
+    reads. ignored: unknown fields. max_tokens: if it is less than was asked for."""
 
     choices: list[Fields]
     wanted: Wanted
@@ -70,9 +65,7 @@ class Prepared:
     guide_field: str
     stream: bool
     is_in_reasoning: bool | None = None
-    echoes: Sequence[tuple[str, int | None]] = ()
-    head: Mapping[str, Any] | None = None
-    stop_words: Sequence[str] = ()
+    own: Any = None
     ignored: Sequence[str] = ()
     max_tokens: int | None = None
 
@@ -118,7 +111,7 @@ class Choice:
             parser = ForcedCallParser()
         elif asked.tools:
             parser = ToolParser(asked.tools)
-            max_calls = MANY if asked.parallel_tool_calls else 1
+            max_calls = 1 if asked.has_one_call else MANY
         return cls(
             parser,
             max_calls,

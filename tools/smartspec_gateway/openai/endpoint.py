@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -14,32 +14,22 @@ from fastapi.responses import StreamingResponse
 
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Refused
-from smartspec_gateway.openai.answers import AnswerWriter
 from smartspec_gateway.openai.choices import Prepared
 from smartspec_gateway.openai.errors import ApiError, renamed
 from smartspec_gateway.openai.json_parts import json_bytes_response, json_response
-from smartspec_gateway.openai.logprobs import TokenBytes
-from smartspec_gateway.openai.messages import MessageWriter
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.requests import Requests, Settings
-from smartspec_gateway.openai.responses import ResponseWriter
+from smartspec_gateway.openai.route import Route
+from smartspec_gateway.openai.routes import NUM_TOKENS, work_of
 from smartspec_gateway.openai.validation import check_type
-from smartspec_gateway.openai.writer import Count, Writer
 from smartspec_gateway.workers import Workers
 
 logger = logging.getLogger("smartspec_gateway.openai")
 
 MAX_LOGGED = 256
 """Unknown fields that are logged."""
-
-
-WRITERS: dict[str, Callable[[Prepared, TokenBytes, Count], Writer]] = {
-    "respond": ResponseWriter,
-    "message": MessageWriter,
-}
-"""By the kind of work of a request. The others are chats and completions."""
 
 
 class Endpoint:
@@ -50,7 +40,7 @@ class Endpoint:
     ) -> None:
         self.model, self.prompts, self.settings = model, prompts, settings
         self.requests = Requests(prompts, settings)
-        self._workers = workers
+        self._work, self._workers = work_of(self.requests), workers
         self._logged: set[str] = set()
         self.begin_s = int(time.time())
 
@@ -73,25 +63,18 @@ class Endpoint:
         about |= {"max_model_len": context_len, "max_output_tokens": context_len - 1}
         return about | ({"parent": self.settings.name} if name in self.settings.adapters else {})
 
-    async def prepared(self, request: Request, kind: str) -> Any:
-        """What `Requests` makes of the body. Raises ApiError."""
+    async def answer(self, request: Request, route: Route) -> Response:
+        """An answer, streamed or not. Raises ApiError until it is accepted. Later errors are
+        events."""
         check_type(request)
         try:
-            return await self._workers.run(self.requests.work, kind, await _body(request))
+            found = await self._workers.run(self._work, route.path, await _body(request))
         except Refused as refused:
             raise ApiError(refused.status, refused.message) from None
-
-    async def tell(self, request: Request, kind: str) -> Response:
-        """An answer without generated text."""
-        return json_bytes_response(await self.prepared(request, kind))
-
-    async def generate(self, request: Request, kind: str) -> Response:
-        """An answer, streamed or not. Errors until it is accepted have a status. Later ones are
-        events."""
-        found: Prepared = await self.prepared(request, kind)
-        self._log(request.url.path, found.ignored)
-        of_api = WRITERS.get(kind, AnswerWriter)
-        writer = of_api(found, self.prompts.token_bytes, self._num_tokens)
+        if route.writer is None:
+            return json_bytes_response(found)
+        self._log(route.path, found.ignored)
+        writer = route.writer(found, self.prompts.token_bytes, self._num_tokens)
         pieces = pieces_of(self.model, found.choices, found.guide_field)
         with renamed(writer.names):
             if not found.stream:
@@ -110,7 +93,7 @@ class Endpoint:
 
     async def _num_tokens(self, text: str) -> int:
         """Of generated text."""
-        num: int = await self._workers.run(self.requests.work, "num_tokens", text.encode())
+        num: int = await self._workers.run(self._work, NUM_TOKENS, text.encode())
         return num
 
 

@@ -1,4 +1,4 @@
-"""Errors in the formats of OpenAI and of Anthropic."""
+"""Errors, and their format in OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,8 @@ from typing import Any
 from smartspec_gateway.openai.surrogates import without_surrogates
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
-KINDS_OF_MESSAGES = {
-    **KINDS,
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
 TOO_LONG = "context_length_exceeded"
 """OpenAI's word for what does not fit the context."""
-
-MESSAGES = "/v1/messages"
-"""Routes of Anthropic's API begin with it."""
 
 
 class ApiError(Exception):
@@ -61,40 +50,23 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
+        """In OpenAI's format."""
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else KINDS[400])
         names = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": names}
 
-    @property
-    def messages_body(self) -> dict[str, Any]:
-        """In Anthropic's format."""
-        other = "api_error" if self.status >= 500 else KINDS[400]
-        kind = KINDS_OF_MESSAGES.get(self.status, other)
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
-
-    def body_on(self, path: str) -> dict[str, Any]:
-        """In the format of the API that has this route."""
-        is_messages = f"{path}/".startswith(f"{MESSAGES}/")
-        return self.messages_body if is_messages else self.body
-
 
 class PromptTooLong(ApiError):
-    """num_tokens: of the prompt, more than most."""
+    """num_tokens: of the prompt, more than most. got, allowed: the same in words."""
 
     def __init__(self, param: str, got: str, allowed: str, num_tokens: int, most: int) -> None:
         message = f"{param}: got {got}, must be at most {allowed}"
         super().__init__(400, message, param, code=TOO_LONG)
         self._given = param, got, allowed, num_tokens, most
+        self.num_tokens, self.most = num_tokens, most
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._given
-
-    @property
-    def messages_body(self) -> dict[str, Any]:
-        """In Anthropic's words, at which Claude Code makes the conversation shorter."""
-        *_, num_tokens, most = self._given
-        message = f"prompt is too long: {num_tokens} tokens > {most} maximum"
-        return ApiError(self.status, message).messages_body
 
 
 @contextmanager

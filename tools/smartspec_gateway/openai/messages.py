@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from smartspec_gateway.openai.calls import new_call
 from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
 from smartspec_gateway.openai.choices import Choice, Prepared
-from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.errors import KINDS, ApiError, PromptTooLong
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.messages_schema import (
     NAMES,
@@ -30,6 +30,8 @@ from smartspec_gateway.openai.messages_schema import (
     ToolUseBlock,
 )
 from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.requests import Requests
+from smartspec_gateway.openai.route import Route
 from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 from smartspec_gateway.openai.validation import validated
@@ -50,6 +52,14 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 """A line that Claude Code puts before the system prompt. It differs in each request, so no prefix
 could be reused behind it."""
+
+ERROR_TYPES = {
+    **KINDS,
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -92,6 +102,30 @@ def chat_of(asked: MessagesPrompt) -> ChatRequest:
         schema = {"name": "output", "schema": asked.output_config.format.schema_}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return validated(ChatRequest, body)
+
+
+def _prepared(requests: Requests, asked: MessagesRequest) -> Prepared:
+    chat = chat_of(asked)
+    found = requests.of_chat(chat, own=chat.stop_words, ignored=asked.ignored)
+    if chat.stop_words:
+        found.choices[0]["return_output_ids"] = True  # they tell which one ended the text
+    return found
+
+
+def _count_tokens(requests: Requests, asked: MessagesPrompt) -> dict[str, Any]:
+    chat = chat_of(asked)
+    requests.check_chat(chat)
+    return {"input_tokens": len(requests.chat_prompt(chat.messages, chat)[0])}
+
+
+def error_document(error: ApiError) -> dict[str, Any]:
+    """In Anthropic's format. At its words for a long prompt, Claude Code makes the conversation
+    shorter."""
+    kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else ERROR_TYPES[400])
+    message = error.message
+    if isinstance(error, PromptTooLong):
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _tool_choice(asked: MessagesPrompt) -> dict[str, Any]:
@@ -252,7 +286,7 @@ class MessageWriter(ItemWriter):
         """token_bytes: of a token in the middle of a text."""
         super().__init__(found, count)
         self._model, self._id = found.model, new_id("msg_")
-        self._stops = StopFinder(found.stop_words, token_bytes)
+        self._stops = StopFinder(found.own, token_bytes)
 
     def _first_events(self) -> Iterator[Event]:
         yield {"type": "message_start", "message": self._message()}
@@ -269,7 +303,7 @@ class MessageWriter(ItemWriter):
         return {**self._message(), **self._stopped(), **await self._totals()}
 
     def _failed(self, error: ApiError) -> Iterator[Event]:
-        yield error.messages_body
+        yield error_document(error)
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -315,3 +349,11 @@ def _input(arguments: str) -> dict[str, Any]:
     except ValueError:  # nothing yet, or nested too deep
         found = {}
     return found if isinstance(found, dict) else {}
+
+
+ROUTE = Route(
+    MessagesRequest.route, MessagesRequest, _prepared, MessageWriter, error=error_document
+)
+COUNT_ROUTE = Route(
+    f"{MessagesRequest.route}/count_tokens", MessagesPrompt, _count_tokens, error=error_document
+)

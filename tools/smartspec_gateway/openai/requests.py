@@ -6,37 +6,21 @@ have no text of the request but what the answer has.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai import messages, responses
 from smartspec_gateway.openai.call_grammar import call_grammar
-from smartspec_gateway.openai.chat_schema import (
-    ChatPrompt,
-    ChatRequest,
-    Message,
-    TokenizeRequest,
-    ToolChoice,
-)
+from smartspec_gateway.openai.chat_schema import ChatPrompt, ChatRequest, Message, ToolChoice
 from smartspec_gateway.openai.choices import Prepared, Wanted
-from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong, renamed
+from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong
 from smartspec_gateway.openai.guides import behind_reasoning
-from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
 from smartspec_gateway.openai.model import Fields, PromptTokens
 from smartspec_gateway.openai.prompts import Prompts
 from smartspec_gateway.openai.reasoning import END, ends_in_reasoning, is_open
-from smartspec_gateway.openai.responses_schema import ResponsesRequest
-from smartspec_gateway.openai.schema import (
-    MAX_CHOICES,
-    CompletionRequest,
-    DetokenizeRequest,
-    Generation,
-)
+from smartspec_gateway.openai.schema import MAX_CHOICES, Generation
 from smartspec_gateway.openai.special_names import CUT, num_characters
-from smartspec_gateway.openai.validation import read
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES, MAX_GUIDE_BYTES
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
@@ -64,49 +48,27 @@ class Settings:
 
 
 class Requests:
-    """The work by the name of its route."""
+    """The work that several APIs share. An API translates its request to that of a chat or a
+    completion."""
 
     def __init__(self, prompts: Prompts, settings: Settings) -> None:
-        self.prompts, self.settings = prompts, settings
-        self._limits = Limits()
-        self._routes: dict[str, Callable[[bytes], Any]] = {
-            "chat": self._chat,
-            "complete": self._complete,
-            "respond": self._respond,
-            "message": self._message,
-            "count_tokens": self._count_tokens,
-            "tokenize": self._tokenize,
-            "detokenize": self._detokenize,
-            "num_tokens": lambda text: len(prompts.encode(text.decode(), False)),
-        }
-
-    def work(self, kind: str, body: bytes, context_len: int) -> Any:
-        """Prepared, or the JSON of the answer if nothing is generated. Raises ApiError."""
-        self._limits.context_len = context_len
-        return self._routes[kind](body)
+        """context_len: prompt and generated tokens of one request."""
+        self.prompts, self.settings, self.context_len = prompts, settings, 0
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in (*self.settings.names, MODEL_NAME):
             known = " or ".join(map(repr, self.settings.names))
             raise ApiError(404, f"model: got {name!r:.80}, must be {known}", "model")
 
-    def _chat(self, body: bytes) -> Prepared:
-        asked = self._read(body, ChatRequest)
-        if asked.max_tokens is not None and asked.max_completion_tokens is not None:
-            name = "max_completion_tokens"
-            raise ApiError(400, f"{name}: give only one of max_tokens and {name}", name)
-        if asked.top_logprobs is not None and not asked.logprobs:
-            raise ApiError(400, "top_logprobs: only with logprobs", "top_logprobs")
-        return self._of_chat(asked)
-
-    def _of_chat(self, asked: ChatRequest, **more: Any) -> Prepared:
-        self._check_chat(asked)
-        tokens, is_in_reasoning = self._chat_prompt(asked.messages, asked)
-        choices = self._choices(asked, "messages", [tokens], is_in_reasoning)
+    def of_chat(self, asked: ChatRequest, **more: Any) -> Prepared:
+        """Raises ApiError, as what follows does. more: other fields of the result."""
+        self.check_chat(asked)
+        tokens, is_in_reasoning = self.chat_prompt(asked.messages, asked)
+        choices = self.choices(asked, "messages", [tokens], is_in_reasoning)
         sizes = [len(tokens)]
-        return self._prepared(asked, choices, sizes, is_in_reasoning=is_in_reasoning, **more)
+        return self.prepared(asked, choices, sizes, is_in_reasoning=is_in_reasoning, **more)
 
-    def _prepared(
+    def prepared(
         self, asked: Generation, choices: list[Fields], num_prompt: list[int], **more: Any
     ) -> Prepared:
         if asked.stream_options is not None and not asked.stream:
@@ -123,50 +85,11 @@ class Requests:
             **more,
         )
 
-    def _respond(self, body: bytes) -> Prepared:
-        asked = self._read(body, ResponsesRequest)
-        with renamed(asked.names):
-            head = responses.head_of(asked, asked.model or self.settings.name)
-            return self._of_chat(responses.chat_of(asked), head=head, ignored=asked.ignored)
-
-    def _message(self, body: bytes) -> Prepared:
-        asked = self._read(body, MessagesRequest)
-        with renamed(asked.names):
-            chat = messages.chat_of(asked)
-            found = self._of_chat(chat, stop_words=chat.stop_words, ignored=asked.ignored)
-        if chat.stop_words:
-            found.choices[0]["return_output_ids"] = True  # they tell which one ended the text
-        return found
-
-    def _count_tokens(self, body: bytes) -> bytes:
-        asked = self._read(body, MessagesPrompt)
-        with renamed(asked.names):
-            chat = messages.chat_of(asked)
-            self._check_chat(chat)
-            num = len(self._chat_prompt(chat.messages, chat)[0])
-        return _json({"input_tokens": num})
-
-    def _tokenize(self, body: bytes) -> bytes:
-        asked = self._read(body, TokenizeRequest)
-        tokens = self._tokens(asked)
-        most = self._limits.context_len
-        found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": most}
-        if asked.return_token_strs:
-            found["token_strs"] = self.prompts.strings(tokens)
-        return _json(found)
-
-    def _detokenize(self, body: bytes) -> bytes:
-        asked = self._read(body, DetokenizeRequest)
-        return _json({"prompt": self.prompts.decode(asked.tokens)})
-
-    def _read(self, body: bytes, model: Any) -> Any:
-        asked = read(body, model)
-        self.check_model(asked.model)
-        return asked
-
-    def _check_chat(self, asked: ChatRequest) -> None:
+    def check_chat(self, asked: ChatRequest) -> None:
         names = [tool.function.name for tool in asked.usable_tools]
-        wanted = asked.tool_choice.names if isinstance(asked.tool_choice, ToolChoice) else []
+        wanted = (
+            asked.tool_choice.function_names if isinstance(asked.tool_choice, ToolChoice) else []
+        )
         unknown = next((name for name in wanted if name not in names), None)
         if unknown is not None:
             message = f"tool_choice: got {unknown!r:.80}, must be a function of tools"
@@ -175,23 +98,7 @@ class Requests:
             message = "tool_choice: got 'required' without a function of tools"
             raise ApiError(400, message, "tool_choice")
 
-    def _tokens(self, asked: TokenizeRequest) -> list[int]:
-        text, messages = asked.prompt, asked.messages
-        if messages is not None:
-            if text is not None:
-                raise ApiError(400, "prompt: not together with messages", "prompt")
-            if asked.add_special_tokens:
-                name = "add_special_tokens"
-                raise ApiError(400, f"{name}: got True, must be false with messages", name)
-            return self._chat_prompt(messages, asked)[0]
-        if text is None:
-            raise ApiError(400, "prompt: must be given, or messages", "prompt")
-        if others := asked.model_fields_set & ChatPrompt.model_fields.keys():
-            raise ApiError(400, f"{min(others)}: only with messages", min(others))
-        self._check_bytes("prompt", text)
-        return self.prompts.encode(text, asked.add_special_tokens is not False)
-
-    def _chat_prompt(
+    def chat_prompt(
         self, messages: Sequence[Message], asked: ChatPrompt
     ) -> tuple[list[int], bool | None]:
         """The tokens, and whether they end in a reasoning block; None if the answer has none."""
@@ -206,9 +113,9 @@ class Requests:
         text = self.prompts.of_chat(
             given, variables, asked.add_generation_prompt, tools, asked.continue_final_message
         )
-        self._check_bytes("messages", text)
-        if (num_parts := text.count(CUT)) >= self._limits.context_len:
-            most = self._limits.context_len - 1
+        self.check_bytes("messages", text)
+        if (num_parts := text.count(CUT)) >= self.context_len:
+            most = self.context_len - 1
             got = f"{num_parts} tokens or more"
             raise self._too_long("messages", got, f"{most} tokens", num_parts)
         may_reason = self.prompts.has_reasoning and not text.rstrip().endswith(END)
@@ -217,22 +124,7 @@ class Requests:
             begins = is_open(prefix) or None
         return self.prompts.encode_chat(text), begins
 
-    def _complete(self, body: bytes) -> Prepared:
-        asked = self._read(body, CompletionRequest)
-        texts = [text for text in asked.prompts if isinstance(text, str)]
-        for text in texts:
-            self._check_bytes("prompt", text)
-        encode = self.prompts.encode
-        prompts = [encode(one) if isinstance(one, str) else one for one in asked.prompts]
-        echoes: list[tuple[str, int | None]] = []
-        if asked.echo and all(prompts):
-            shown = texts or [self.prompts.decode(tokens, "prompt") for tokens in prompts]
-            firsts = [None if asked.logprobs is None else tokens[0] for tokens in prompts]
-            echoes = list(zip(shown, firsts, strict=True))
-        choices = self._choices(asked, "prompt", prompts)
-        return self._prepared(asked, choices, list(map(len, prompts)), echoes=echoes)
-
-    def _choices(
+    def choices(
         self,
         asked: Generation,
         field: str,
@@ -240,7 +132,7 @@ class Requests:
         is_in_reasoning: bool | None = None,
     ) -> list[Fields]:
         """The fields of each choice. field: the one with the prompts. is_in_reasoning: see
-        `_chat_prompt`."""
+        `chat_prompt`."""
         if not prompts or not all(prompts):
             raise ApiError(400, f"{field}: must have at least one token", field)
         if len(prompts) * asked.n > MAX_CHOICES:
@@ -268,8 +160,8 @@ class Requests:
         log-probabilities, with echo of the prompts, too."""
         if asked.stream:
             return
-        has_echo = isinstance(asked, CompletionRequest) and asked.echo
-        num_tokens = sum(one["max_tokens"] + len(one["input_ids"]) * has_echo for one in choices)
+        num_echoed = sum(len(one["input_ids"]) for one in choices) if asked.has_echo else 0
+        num_tokens = sum(one["max_tokens"] for one in choices) + num_echoed
         top, most = asked.num_top_log_probs, MAX_ANSWER_VALUES
         if num_tokens * (1 if top is None else 2 + top) > most:
             each = "" if top is None else f" with {1 + top} log-probabilities each"
@@ -285,7 +177,6 @@ class Requests:
         shared = asked.tensors()
         if asked.model in self.settings.adapters:
             shared["lora_name"] = asked.model
-        has_echo = isinstance(asked, CompletionRequest) and asked.echo
         if words := asked.stop_words:
             shared["stop_words"] = words
         if asked.logit_bias:
@@ -294,11 +185,11 @@ class Requests:
             shared["embedding_bias_weights"] = list(asked.logit_bias.values())
         if asked.num_top_log_probs is not None:
             shared["return_token_log_probs"] = asked.num_top_log_probs
-            if has_echo:
+            if asked.has_echo:
                 shared["return_prompt_log_probs"] = True
         if asked.return_spec_metrics == "detailed":
             shared["return_output_ids"] = True
-        if asked.token_limit == 0 and not has_echo:
+        if asked.token_limit == 0 and not asked.has_echo:
             raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
         return shared
 
@@ -326,7 +217,7 @@ class Requests:
         """Tokens to generate after a prompt. Raises ApiError if the context is too short. In chats
         the limit is an upper bound, and agents send the most that any model has. OpenAI's
         completions refuse a limit that does not fit, as vLLM's do."""
-        context_len, limit = self._limits.context_len, asked.token_limit
+        context_len, limit = self.context_len, asked.token_limit
         room = context_len - num_prompt
         if room < 1:
             allowed = f"{context_len - 1} tokens, to leave room for one more"
@@ -341,7 +232,7 @@ class Requests:
 
     def _check_characters(self, messages: list[Any], variables: Any, tools: list[Any]) -> None:
         """Before anything is searched or rendered."""
-        most = MAX_BYTES_PER_TOKEN * self._limits.context_len
+        most = MAX_BYTES_PER_TOKEN * self.context_len
         for field, value in (
             ("messages", messages),
             ("chat_template_kwargs", variables),
@@ -352,17 +243,13 @@ class Requests:
                 got = f"{num} characters"
                 raise self._too_long(field, got, f"{most} characters", num_tokens)
 
-    def _check_bytes(self, field: str, text: str) -> None:
+    def check_bytes(self, field: str, text: str) -> None:
         """Before the text is tokenized, which would take long."""
-        num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self._limits.context_len
+        num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self.context_len
         if num_bytes > most:
             num_tokens = num_bytes // MAX_BYTES_PER_TOKEN
             raise self._too_long(field, f"{num_bytes} bytes", f"{most} bytes", num_tokens)
 
     def _too_long(self, field: str, got: str, allowed: str, num_tokens: int) -> ApiError:
         """num_tokens: of the prompt, or fewer if it is not tokenized."""
-        return PromptTooLong(field, got, allowed, num_tokens, self._limits.context_len - 1)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return PromptTooLong(field, got, allowed, num_tokens, self.context_len - 1)

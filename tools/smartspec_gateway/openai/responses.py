@@ -29,6 +29,7 @@ from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import Encoded
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.media import with_markers
+from smartspec_gateway.openai.requests import Requests
 from smartspec_gateway.openai.responses_schema import (
     NAMES,
     CallItem,
@@ -38,6 +39,7 @@ from smartspec_gateway.openai.responses_schema import (
     ReasoningItem,
     ResponsesRequest,
 )
+from smartspec_gateway.openai.route import Route
 from smartspec_gateway.openai.schema import Sampling, type_of
 from smartspec_gateway.openai.validation import validated
 from smartspec_gateway.openai.writer import DONE, Count, Event, Item, ItemWriter, Kind, new_id
@@ -90,7 +92,12 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
     return validated(ChatRequest, body)
 
 
-def head_of(asked: ResponsesRequest, model: str) -> dict[str, Encoded]:
+def _prepared(requests: Requests, asked: ResponsesRequest) -> Prepared:
+    head = _head(asked, asked.model or requests.settings.name)
+    return requests.of_chat(chat_of(asked), own=head, ignored=asked.ignored)
+
+
+def _head(asked: ResponsesRequest, model: str) -> dict[str, Encoded]:
     """What the response has of its request, as JSON."""
     found = {
         "model": model,
@@ -260,7 +267,7 @@ class ResponseWriter(ItemWriter):
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            **(found.head or {}),
+            **found.own,
             "top_logprobs": 0,
             "truncation": "disabled",
             "service_tier": "default",
@@ -310,3 +317,6 @@ class ResponseWriter(ItemWriter):
         status = "in_progress" if name == "created" else name
         self._response |= {"status": status, "output": [*self._items], **changed}
         return {"type": f"response.{name}", "response": {**self._response}}
+
+
+ROUTE = Route(ResponsesRequest.route, ResponsesRequest, _prepared, ResponseWriter)

@@ -114,6 +114,8 @@ class Body(BaseModel):
     """An object of the API. A field that is null counts as not given."""
 
     model_config = ConfigDict(extra="forbid")
+    names: ClassVar[Mapping[str, str]] = {}
+    """Fields of chats that have another name here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +146,6 @@ class OpenBody(Body):
     here is refused, because it would have an effect."""
 
     model_config = OPEN
-    names: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -253,8 +254,6 @@ class Sampling(Body):
     reuse_prefix: bool | None = tensor("reuse_prefix")
 
     route: ClassVar[str]
-    names: ClassVar[Mapping[str, str]] = {}
-    """Fields of chats that have another name on the route."""
 
 
 class Generation(Sampling, Ignored):
@@ -298,6 +297,21 @@ class Generation(Sampling, Ignored):
     def num_top_log_probs(self) -> int | None:
         """Most probable tokens to return at each position; None without log-probabilities."""
         return None
+
+    @property
+    def has_echo(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the text can be nothing but tool calls."""
+        return False
+
+    @property
+    def has_one_call(self) -> bool:
+        """Whether only the first call is returned."""
+        return False
 
     @property
     def guides(self) -> dict[str, tuple[str, str]]:
@@ -360,6 +374,10 @@ class CompletionRequest(Generation):
     @property
     def num_top_log_probs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def has_echo(self) -> bool:
+        return self.echo
 
     @property
     def prompts(self) -> list[str | list[int]]:

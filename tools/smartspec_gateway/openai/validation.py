@@ -5,19 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.messages_schema import MessagesRequest
 from smartspec_gateway.openai.model import FIELDS
-from smartspec_gateway.openai.responses_schema import ResponsesRequest
-from smartspec_gateway.openai.schema import CompletionRequest
+from smartspec_gateway.openai.schema import Sampling
 
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -125,14 +122,20 @@ def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
     names: Mapping[str, str] = getattr(model, "names", {})
     if name in names:
         return f"unknown; did you mean {names[name]}?"
-    others = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
-    if routes := [other.route for other in others if name in other.model_fields]:
+    bodies = [body for body in _subclasses(Sampling) if "route" in vars(body)]
+    if routes := sorted(body.route for body in bodies if name in body.model_fields):
         return f"only for {' and '.join(routes)}"
     near = [FIELDS[name]] if name in FIELDS else [each for each in known if f"_{name}" in each]
     near = near or difflib.get_close_matches(name[:80], sorted(known), 3)
     return (
         f"unknown; did you mean {' or '.join(near)}?" if near else "is not supported; leave it out"
     )
+
+
+def _subclasses(kind: type[Sampling]) -> Iterator[type[Sampling]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def _allowed(error: Mapping[str, Any]) -> str:
