@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from smartspec_gateway.guard import Guard, Message, Send
+from smartspec_gateway.guard import BoundedApp, Message, Send
 from smartspec_gateway.limits import Limits
 
 SCOPE: Any = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -32,7 +32,7 @@ async def sent_when_cancelled(starts: bool) -> list[Message]:
         sent.append(message)
 
     limits = Limits(512)
-    task = asyncio.create_task(Guard(app, limits)(SCOPE, received, send))
+    task = asyncio.create_task(BoundedApp(app, limits)(SCOPE, received, send))
     await is_begun.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -14,8 +14,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from smartspec_bench.results import Document, Phase
-from smartspec_bench.results import Place as Key
+from smartspec_bench.results import Document, Phase, PlaceKey
 
 NONE, GOODPUT = "none", "goodput"
 
@@ -71,7 +70,7 @@ class Place:
 
 def places(document: Document, compared: str = GOODPUT) -> list[Place]:
     """In the order of the first phase of each."""
-    found: dict[Key, list[Phase]] = {}
+    found: dict[PlaceKey, list[Phase]] = {}
     for phase in document.phases:
         found.setdefault(phase.place, []).append(phase)
     return [_place(phases, compared) for phases in found.values()]

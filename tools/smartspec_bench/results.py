@@ -21,7 +21,7 @@ FORMAT, VERSION = "smartspec-bench", 1
 Spread = Mapping[str, float | None]
 """mean, p50, p90, p95 and p99 over the requests of a phase; None without values."""
 
-Place = tuple[str, str, float]
+PlaceKey = tuple[str, str, float]
 """Shape, workload and load, which phases must share to be compared.
 
 Shape: closed, steady, step or start (lockstep), or `at once` (live). Load: share of the
@@ -46,9 +46,9 @@ def check_answered(exchanges: Sequence[Exchange]) -> None:
 
 @dataclass(frozen=True)
 class Phase:
-    """shape, workload, load: see `Place`. duration_s: from the first due request to the last token.
-    itl_ms: time between tokens, of each request. num_same_texts: requests with the same tokens as
-    without speculation; None if not compared."""
+    """shape, workload, load: see `PlaceKey`. duration_s: from the first due request to the last
+    token. itl_ms: time between tokens, of each request. num_same_texts: requests with the same
+    tokens as without speculation; None if not compared."""
 
     policy: str
     shape: str
@@ -67,7 +67,7 @@ class Phase:
     num_same_texts: int | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PlaceKey:
         return self.shape, self.workload, self.load
 
 
@@ -83,7 +83,7 @@ class Document:
     version: int = VERSION
 
 
-def phase_of(policy: str, place: Place, repeat: int, exchanges: Sequence[Exchange]) -> Phase:
+def phase_of(policy: str, place: PlaceKey, repeat: int, exchanges: Sequence[Exchange]) -> Phase:
     """The phase of requests that have ended."""
     found = summarise([exchange.timing for exchange in exchanges])
     last = [exchange.last for exchange in exchanges if exchange.timing.is_finished]

@@ -27,7 +27,7 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 
 from smartspec_gateway.grpc_front import GrpcFront
-from smartspec_gateway.guard import ErrorBody, Guard, triton_error
+from smartspec_gateway.guard import BoundedApp, ErrorBody, triton_error
 from smartspec_gateway.limits import (
     ACCEPTS,
     GENERATING,
@@ -113,7 +113,7 @@ def _server(
     """ended: set when the server should end. cors: origins whose pages may read the answers,
     refusals too."""
     protocol: Any = partial(BoundedProtocol, error_body, limits)
-    guarded: Any = Guard(app, limits, error_body)
+    guarded: Any = BoundedApp(app, limits, error_body)
     if cors:
         guarded = CORSMiddleware(guarded, cors, allow_methods=["*"], allow_headers=["*"])
     config = uvicorn.Config(

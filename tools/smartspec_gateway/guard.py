@@ -38,7 +38,7 @@ def triton_error(status: int, message: str, path: str = "") -> bytes:
     return json.dumps({"error": message}).encode()
 
 
-class Guard:
+class BoundedApp:
     """The application `app` behind the limits."""
 
     def __init__(self, app: App, limits: Limits, error_body: ErrorBody = triton_error) -> None:

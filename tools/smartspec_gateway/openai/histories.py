@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, count
 from typing import Any
 
-Messages = Sequence[Mapping[str, Any]]
+History = Sequence[Mapping[str, Any]]
 
 SYSTEM = ("system", "developer")
 ID_LEN = 9
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
-def forms(messages: Messages) -> Iterator[Messages]:
+def forms(messages: History) -> Iterator[History]:
     """The messages as they are, and then by as few rules as possible."""
-    tried: list[Messages] = []
+    tried: list[History] = []
     for num_rules in range(len(RULES) + 1):
         for rules in combinations(RULES, num_rules):
             form = messages
@@ -28,7 +28,7 @@ def forms(messages: Messages) -> Iterator[Messages]:
                 yield form
 
 
-def with_short_ids(messages: Messages) -> Messages:
+def with_short_ids(messages: History) -> History:
     """Ids of calls have nine letters and digits, as Mistral's templates want them. Calls and
     results without ids belong together in their order."""
     calls, results = count(), count()
@@ -46,7 +46,7 @@ def with_short_ids(messages: Messages) -> Messages:
     return found
 
 
-def with_one_system_message(messages: Messages) -> Messages:
+def with_one_system_message(messages: History) -> History:
     """All system messages become the first message, and users' messages that follow each other
     one message, because the same templates want roles to alternate."""
     system = [message for message in messages if message["role"] in SYSTEM]
@@ -61,7 +61,7 @@ def with_one_system_message(messages: Messages) -> Messages:
     return found
 
 
-def without_thoughts(messages: Messages) -> Messages:
+def without_thoughts(messages: History) -> History:
     """Some templates refuse a thought beside text and calls."""
     return [
         {name: value for name, value in message.items() if name not in THOUGHTS}
@@ -80,5 +80,5 @@ def _short(given: Any, number: int) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:ID_LEN]
 
 
-def _joined(messages: Messages) -> str:
+def _joined(messages: History) -> str:
     return "\n\n".join(filter(None, (message["content"] for message in messages)))

@@ -20,10 +20,10 @@ from smartspec_gateway.openai.errors import KINDS, ApiError, PromptTooLong
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.messages_schema import (
     NAMES,
-    Message,
+    AnthropicMessage,
+    BlockText,
     MessagesPrompt,
     MessagesRequest,
-    Text,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -182,7 +182,7 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
-def _check_blocks(number: int, message: Message) -> None:
+def _check_blocks(number: int, message: AnthropicMessage) -> None:
     known = BLOCKS[message.role]
     blocks = [] if isinstance(message.content, str) else message.content
     for index, block in enumerate(blocks):
@@ -192,7 +192,7 @@ def _check_blocks(number: int, message: Message) -> None:
             raise ApiError(400, f"{field}: got {block.type!r}, must be {allowed}", field)
 
 
-def _parts(content: Text) -> list[dict[str, str]]:
+def _parts(content: BlockText) -> list[dict[str, str]]:
     texts = [content] if isinstance(content, str) else [block.text for block in content]
     return list(map(_part, texts))
 

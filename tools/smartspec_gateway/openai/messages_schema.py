@@ -48,8 +48,8 @@ class TextBlock(Part):
     text: str
 
 
-Text = str | Annotated[list[TextBlock], few(MAX_PARTS)]
-ResultText = Annotated[Text, BeforeValidator(with_markers("text"))]
+BlockText = str | Annotated[list[TextBlock], few(MAX_PARTS)]
+ToolResultText = Annotated[BlockText, BeforeValidator(with_markers("text"))]
 
 
 class ToolUseBlock(Part):
@@ -62,7 +62,7 @@ class ToolUseBlock(Part):
 class ToolResultBlock(Part):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: ResultText = ""
+    content: ToolResultText = ""
     is_error: bool = False
 
 
@@ -92,7 +92,7 @@ AnyBlock = Annotated[
 ]
 
 
-class Message(Part):
+class AnthropicMessage(Part):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[AnyBlock], few(MAX_PARTS)]
 
@@ -102,7 +102,7 @@ def _with_type(tool: Any) -> Any:
     return {"type": "custom", **tool} if isinstance(tool, dict) else tool
 
 
-class Tool(Part):
+class AnthropicTool(Part):
     """A tool that the client runs."""
 
     type: Annotated[
@@ -113,13 +113,13 @@ class Tool(Part):
     input_schema: dict[str, Any]
 
 
-class ToolChoice(Body):
+class AnthropicToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
     @model_validator(mode="after")
-    def _has_its_name(self) -> ToolChoice:
+    def _has_its_name(self) -> AnthropicToolChoice:
         if (self.name is None) == (self.type == "tool"):
             raise ValueError("an object with name exactly if its type is tool")
         return self
@@ -164,16 +164,16 @@ class MessagesPrompt(IgnoredInMessages, OpenBody):
     names: ClassVar[Mapping[str, str]] = NAMES
 
     model: str | None = Field(None, description="name of the model, or of a LoRA adapter")
-    messages: Annotated[list[Message], few(MAX_MESSAGES)] = Field(
+    messages: Annotated[list[AnthropicMessage], few(MAX_MESSAGES)] = Field(
         min_length=1,
         description="the conversation so far, as text or as blocks of the types text, tool_use, "
         "tool_result and thinking. The answer continues a last message of the assistant",
     )
-    system: Text | None = Field(None, description="a system message before the messages")
-    tools: Annotated[list[Annotated[Tool, BeforeValidator(_with_type)]] | None, few(MAX_TOOLS)] = (
-        Field(None, description="tools that the model may use and the client runs")
-    )
-    tool_choice: ToolChoice | None = Field(
+    system: BlockText | None = Field(None, description="a system message before the messages")
+    tools: Annotated[
+        list[Annotated[AnthropicTool, BeforeValidator(_with_type)]] | None, few(MAX_TOOLS)
+    ] = Field(None, description="tools that the model may use and the client runs")
+    tool_choice: AnthropicToolChoice | None = Field(
         None,
         description="auto, any, none, or a tool by its name. `disable_parallel_tool_use`: return "
         "only the first call. Default: auto",

@@ -205,7 +205,7 @@ def _with_tools(
     return [{**first, "content": f"{text}\n\n{first.get('content') or ''}"}, *others]
 
 
-def _rendered(messages: histories.Messages, cut: Callable[[Any], Any], **given: Any) -> str:
+def _rendered(messages: histories.History, cut: Callable[[Any], Any], **given: Any) -> str:
     """The prompt, of the first form of the messages that the template takes."""
     error: Exception | None = None
     for form in histories.forms(messages):

@@ -56,7 +56,7 @@ def _with_type(item: Any) -> Any:
     return {**item, "type": "message"} if is_message else item
 
 
-class TextPart(Body):
+class ItemTextPart(Body):
     """Text of the input or of an earlier response."""
 
     type: Literal["input_text", "output_text"]
@@ -65,11 +65,11 @@ class TextPart(Body):
     logprobs: Any = None
 
 
-Text = str | Annotated[list[TextPart], few(MAX_PARTS)]
-ResultText = Annotated[Text, BeforeValidator(with_markers("input_text", "output_text"))]
+ItemText = str | Annotated[list[ItemTextPart], few(MAX_PARTS)]
+ItemResultText = Annotated[ItemText, BeforeValidator(with_markers("input_text", "output_text"))]
 
 
-class Item(Body):
+class InputItem(Body):
     """What all items may have. It has no effect, as have fields that are not known here."""
 
     model_config = ConfigDict(extra="ignore")
@@ -78,24 +78,24 @@ class Item(Body):
     status: str | None = None
 
 
-class MessageItem(Item):
+class MessageItem(InputItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text
+    content: ItemText
     phase: str | None = None
 
 
-class CallItem(Item):
+class CallItem(InputItem):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
 
 
-class CallOutputItem(Item):
+class CallOutputItem(InputItem):
     type: Literal["function_call_output"]
     call_id: str
-    output: ResultText
+    output: ItemResultText
 
 
 class ThoughtPart(Body):
@@ -107,7 +107,7 @@ class ThoughtPart(Body):
 Thoughts = Annotated[list[ThoughtPart], few(MAX_PARTS)]
 
 
-class ReasoningItem(Item):
+class ReasoningItem(InputItem):
     type: Literal["reasoning"]
     summary: Thoughts | None = None
     content: Thoughts | None = None
@@ -135,26 +135,26 @@ def _kind(tool: Any) -> str:
     return "other" if isinstance(kind, str) and kind != "function" else "function"
 
 
-AnyTool = Annotated[
+AnyItemTool = Annotated[
     Annotated[FunctionTool, tag("function")] | Annotated[OtherTool, tag("other")],
     by_tag(_kind),
 ]
 
 
-class AdditionalToolsItem(Item):
+class AdditionalToolsItem(InputItem):
     """Codex sends tools in the input, too."""
 
     type: Literal["additional_tools"]
-    tools: Annotated[list[AnyTool], few(MAX_TOOLS)]
+    tools: Annotated[list[AnyItemTool], few(MAX_TOOLS)]
 
 
-class ReferenceItem(Item):
+class ReferenceItem(InputItem):
     type: Annotated[
         Literal["item_reference"], only("the item itself: the server keeps no responses")
     ]
 
 
-class OtherItem(Item):
+class OtherItem(InputItem):
     """With a call_id it is a call of a tool that the client runs, or its output. Others are
     skipped: tools that run on OpenAI's servers leave them, and their types become more."""
 
@@ -222,7 +222,7 @@ class ResponsesRequest(Sampling, Ignored, OpenBody):
     max_output_tokens: Int32 | None = Field(
         None, ge=1, description="most tokens to generate; default: the rest of the context"
     )
-    tools: Annotated[list[AnyTool], few(MAX_TOOLS)] | None = Field(
+    tools: Annotated[list[AnyItemTool], few(MAX_TOOLS)] | None = Field(
         None, description="functions that the model may call. Tools of other types are skipped"
     )
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = Field(
