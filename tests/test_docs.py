@@ -13,7 +13,7 @@ import pytest
 from pages import FENCED, PAGES, ROOT, commands_of
 
 from smartspec_cli.reference import commands
-from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.apis.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 
 ELSEWHERE = "docker helm kubectl trtllm-build python python3 pip git cd lm_eval locust"

@@ -12,8 +12,8 @@ import yaml
 from charts import EXAMPLES, render
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.requests import Settings
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.metric_families import FAMILIES, RUNNING, WAITING, Kind
 

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from smartspec_gateway import grpc_front, workers
 from smartspec_gateway.limits import Limits, Refused
-from smartspec_gateway.openai.choices import Prepared
+from smartspec_gateway.openai.apis.choices import Prepared
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.workers import LONG, SHORT, Workers
 from smartspec_launch.address import free_address

@@ -10,19 +10,19 @@ from fastapi.testclient import TestClient
 from standins import TINY, Echo
 
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai import routes
+from smartspec_gateway.openai.apis import routes
+from smartspec_gateway.openai.apis.chat_schema import ChatRequest
+from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.requests import Requests, Settings
+from smartspec_gateway.openai.apis.route import Route
+from smartspec_gateway.openai.apis.schema import OPEN, OpenBody, Sampling
+from smartspec_gateway.openai.apis.validation import validated
+from smartspec_gateway.openai.apis.writer import Count, Event, Writer
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.chat_schema import ChatRequest
-from smartspec_gateway.openai.choices import Choice, Prepared
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.model import Piece
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Requests, Settings
-from smartspec_gateway.openai.route import Route
-from smartspec_gateway.openai.schema import OPEN, OpenBody, Sampling
-from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import Count, Event, Writer
 
 NAMES = {"messages": "question"}
 

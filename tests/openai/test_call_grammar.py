@@ -10,11 +10,11 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer
 
-from smartspec_gateway.openai.call_grammar import CallFormat, call_grammar, format_of
-from smartspec_gateway.openai.calls import parameter_types
-from smartspec_gateway.openai.chat_schema import Tool
-from smartspec_gateway.openai.guides import behind_reasoning
-from smartspec_gateway.openai.tools import ForcedCallParser, ToolParser
+from smartspec_gateway.openai.apis.chat_schema import Tool
+from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar, format_of
+from smartspec_gateway.openai.formats.calls import parameter_types
+from smartspec_gateway.openai.formats.guides import behind_reasoning
+from smartspec_gateway.openai.formats.tools import ForcedCallParser, ToolParser
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.guides import compiled, grammar_text
 from smartspec_py.engines.token_names import MARKS, AddedTokens, with_marks_as_text

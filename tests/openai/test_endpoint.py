@@ -18,15 +18,15 @@ from standins import TINY, Echo, scored, text_with
 from starlette.routing import Route
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.chat_schema import ChatRequest
+from smartspec_gateway.openai.apis.requests import Settings
+from smartspec_gateway.openai.apis.responses_schema import ResponsesRequest
+from smartspec_gateway.openai.apis.schema import REFUSED, CompletionRequest
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.formats.prompts import PromptError, Prompts
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.pieces import pieces_of
-from smartspec_gateway.openai.prompts import PromptError, Prompts
-from smartspec_gateway.openai.requests import Settings
-from smartspec_gateway.openai.responses_schema import ResponsesRequest
-from smartspec_gateway.openai.schema import REFUSED, CompletionRequest
 
 PROMPTS = Prompts(TINY)
 CHAT = "/v1/chat/completions"

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from standins import TINY, Echo
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Settings
+from smartspec_gateway.openai.formats.prompts import Prompts
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 

@@ -14,13 +14,13 @@ from fastapi.testclient import TestClient
 from standins import TINY, Echo
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.json_parts import PART, Encoded, parts, sliced
 from smartspec_gateway.openai.logprobs import MAX_ENTRIES, documents
 from smartspec_gateway.openai.model import Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Settings
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES
 
 PROMPTS = Prompts(TINY)

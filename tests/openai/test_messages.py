@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from standins import TINY, Echo, text_with
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.messages import StopFinder, chat_of
+from smartspec_gateway.openai.apis.messages_schema import MessagesPrompt, MessagesRequest
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app, openai_error
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.messages import StopFinder, chat_of
-from smartspec_gateway.openai.messages_schema import MessagesPrompt, MessagesRequest
+from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.model import Piece
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Settings
 
 URL = "/v1/messages"
 COUNT = f"{URL}/count_tokens"

@@ -13,10 +13,10 @@ from standins import TINY, Echo, text_with
 from tokenizers import Tokenizer
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.reasoning import ReasoningParser, ends_in_reasoning, is_open
-from smartspec_gateway.openai.requests import Settings
+from smartspec_gateway.openai.formats.prompts import Prompts
+from smartspec_gateway.openai.formats.reasoning import ReasoningParser, ends_in_reasoning, is_open
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.compiler import GrammarCompiler
 

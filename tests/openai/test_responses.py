@@ -14,13 +14,13 @@ from standins import TINY, Echo, text_with
 
 import openai
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
+from smartspec_gateway.openai.apis.responses import chat_of
+from smartspec_gateway.openai.apis.responses_schema import ResponsesRequest
+from smartspec_gateway.openai.apis.schema import REFUSED
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Settings
-from smartspec_gateway.openai.responses import chat_of
-from smartspec_gateway.openai.responses_schema import ResponsesRequest
-from smartspec_gateway.openai.schema import REFUSED
+from smartspec_gateway.openai.formats.prompts import Prompts
 
 URL = "/v1/responses"
 CALL = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
@@ -395,7 +395,7 @@ def test_tool_choice_and_format_have_the_form_of_chats(monkeypatch: pytest.Monke
     """They are checked there."""
     bodies: list[Any] = []
     monkeypatch.setattr(
-        "smartspec_gateway.openai.responses.validated", lambda _, body: bodies.append(body)
+        "smartspec_gateway.openai.apis.responses.validated", lambda _, body: bodies.append(body)
     )
     schema = {"name": "x", "schema": {"type": "object"}, "strict": True}
     for changed in (

@@ -10,10 +10,10 @@ from fastapi.testclient import TestClient
 from standins import TINY, Echo
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Settings
-from smartspec_gateway.openai.special_names import CUT, SpecialNames
+from smartspec_gateway.openai.formats.prompts import Prompts
+from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
 
 MISTRAL = [*(f"[control_{i}]" for i in range(760)), "[INST]", "[/INST]", "<s>", "</s>", "[A]"]
 

@@ -18,12 +18,12 @@ from pydantic import BaseModel, TypeAdapter
 from standins import TINY, Echo, scored, text_with
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
+from smartspec_gateway.openai.apis.writer import DONE
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.model import Piece
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Settings
-from smartspec_gateway.openai.writer import DONE
 
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

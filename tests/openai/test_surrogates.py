@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from standins import TINY, text_with
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Settings
+from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 
 LONE = '{"a": "\\ud83d"}'

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.prompts import RESERVED, PromptError, Prompts
-from smartspec_gateway.openai.requests import Settings
+from smartspec_gateway.openai.formats.prompts import RESERVED, PromptError, Prompts
 
 LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
 {% for t in tools %}{{ t | tojson }}

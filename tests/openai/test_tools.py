@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smartspec_gateway.openai.calls import Tools
-from smartspec_gateway.openai.tools import Found, ToolParser
+from smartspec_gateway.openai.formats.calls import Tools
+from smartspec_gateway.openai.formats.tools import Found, ToolParser
 
 TOOLS: Tools = {
     "weather": {},

@@ -12,10 +12,10 @@ from heads_served import MODEL, config_of, serving
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from smartspec_gateway.openai.call_grammar import CallFormat, call_grammar
-from smartspec_gateway.openai.chat_schema import Tool
-from smartspec_gateway.openai.guides import behind_reasoning
-from smartspec_gateway.openai.tools import ToolParser
+from smartspec_gateway.openai.apis.chat_schema import Tool
+from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar
+from smartspec_gateway.openai.formats.guides import behind_reasoning
+from smartspec_gateway.openai.formats.tools import ToolParser
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.token_names import MARKS

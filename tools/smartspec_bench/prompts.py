@@ -71,7 +71,7 @@ def chat_template(model: Path | None) -> Callable[[str], str]:
     Raises ValueError if the files cannot be used.
     """
     from smartspec_gateway.openai.errors import ApiError
-    from smartspec_gateway.openai.prompts import Prompts
+    from smartspec_gateway.openai.formats.prompts import Prompts
 
     if model is None:
         return str

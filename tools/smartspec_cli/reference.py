@@ -21,10 +21,10 @@ import typer
 from pydantic import BaseModel
 
 from smartspec_cli.app import app
-from smartspec_gateway.openai.chat_schema import ChatRequest, IgnoredInChats
-from smartspec_gateway.openai.messages_schema import MessagesRequest
-from smartspec_gateway.openai.responses_schema import ResponsesRequest
-from smartspec_gateway.openai.schema import (
+from smartspec_gateway.openai.apis.chat_schema import ChatRequest, IgnoredInChats
+from smartspec_gateway.openai.apis.messages_schema import MessagesRequest
+from smartspec_gateway.openai.apis.responses_schema import ResponsesRequest
+from smartspec_gateway.openai.apis.schema import (
     MAX_INT32,
     REFUSED,
     TENSORS,

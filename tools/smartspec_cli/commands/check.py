@@ -42,8 +42,8 @@ from smartspec_cli.commands.settings import (
     parsed,
     server_config,
 )
-from smartspec_gateway.openai.call_grammar import CallFormat, call_grammar
-from smartspec_gateway.openai.chat_schema import Tool
+from smartspec_gateway.openai.apis.chat_schema import Tool
+from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar
 from smartspec_launch.gateway import adapter_names, tokenizer_dir
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig, TorchEngineConfig
@@ -138,7 +138,7 @@ def check(
     num_texts = max(4 * prompts, len(adapters))
     texts = [one.text for one in islice(generated(MIXED, seed, template), num_texts)]
     chosen = numbers_of(temperatures, "temperatures", 0, 100)
-    from smartspec_gateway.openai.prompts import Prompts  # imports Transformers
+    from smartspec_gateway.openai.formats.prompts import Prompts  # imports Transformers
 
     call_format = Prompts(folder).call_format if folder else CallFormat.HERMES
     requests = _requests(texts, chosen, seed, adapters, call_format)

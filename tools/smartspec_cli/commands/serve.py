@@ -197,7 +197,7 @@ def _check_files_of_chats(chat_template: Path | None, api_key_file: Path | None)
         if path is not None and not path.is_file():
             fail(f"{option}: {path} is not a file", USAGE_ERROR)
     if chat_template is not None:
-        from smartspec_gateway.openai.prompts import PromptError, read_template
+        from smartspec_gateway.openai.formats.prompts import PromptError, read_template
 
         try:
             read_template(chat_template)

@@ -14,15 +14,15 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai import routes
+from smartspec_gateway.openai.apis import routes
+from smartspec_gateway.openai.apis.requests import Requests, Settings
+from smartspec_gateway.openai.apis.route import Route
+from smartspec_gateway.openai.apis.routes import error_document
+from smartspec_gateway.openai.apis.validation import body_schema
 from smartspec_gateway.openai.endpoint import Endpoint
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.formats.prompts import PromptError, Prompts
 from smartspec_gateway.openai.model import Model
-from smartspec_gateway.openai.prompts import PromptError, Prompts
-from smartspec_gateway.openai.requests import Requests, Settings
-from smartspec_gateway.openai.route import Route
-from smartspec_gateway.openai.routes import error_document
-from smartspec_gateway.openai.validation import body_schema
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.workers import Work, Workers
 from smartspec_launch.gateway import KEY_VARIABLE, OpenAi

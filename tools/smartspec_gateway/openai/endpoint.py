@@ -14,16 +14,16 @@ from fastapi.responses import StreamingResponse
 
 from smartspec_gateway.guard import until_gone
 from smartspec_gateway.limits import Refused
-from smartspec_gateway.openai.choices import Prepared
+from smartspec_gateway.openai.apis.choices import Prepared
+from smartspec_gateway.openai.apis.requests import Requests, Settings
+from smartspec_gateway.openai.apis.route import Route
+from smartspec_gateway.openai.apis.routes import NUM_TOKENS, work_of
+from smartspec_gateway.openai.apis.validation import check_type
 from smartspec_gateway.openai.errors import ApiError, renamed
+from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.json_parts import json_bytes_response, json_response
 from smartspec_gateway.openai.model import Model
 from smartspec_gateway.openai.pieces import pieces_of
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.requests import Requests, Settings
-from smartspec_gateway.openai.route import Route
-from smartspec_gateway.openai.routes import NUM_TOKENS, work_of
-from smartspec_gateway.openai.validation import check_type
 from smartspec_gateway.workers import Workers
 
 logger = logging.getLogger("smartspec_gateway.openai")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
-from smartspec_gateway.openai.choices import FINISH_REASONS
+from smartspec_gateway.openai.apis.choices import FINISH_REASONS
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Arrival, Fields, Model, Piece
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.call_grammar import call_grammar
-from smartspec_gateway.openai.chat_schema import ChatPrompt, ChatRequest, Message, ToolChoice
-from smartspec_gateway.openai.choices import Prepared, Wanted
+from smartspec_gateway.openai.apis.chat_schema import ChatPrompt, ChatRequest, Message, ToolChoice
+from smartspec_gateway.openai.apis.choices import Prepared, Wanted
+from smartspec_gateway.openai.apis.schema import MAX_CHOICES, Generation
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong
-from smartspec_gateway.openai.guides import behind_reasoning
+from smartspec_gateway.openai.formats.call_grammar import call_grammar
+from smartspec_gateway.openai.formats.guides import behind_reasoning
+from smartspec_gateway.openai.formats.prompts import Prompts
+from smartspec_gateway.openai.formats.reasoning import END, ends_in_reasoning, is_open
+from smartspec_gateway.openai.formats.special_names import CUT, num_characters
 from smartspec_gateway.openai.model import Fields, PromptTokens
-from smartspec_gateway.openai.prompts import Prompts
-from smartspec_gateway.openai.reasoning import END, ends_in_reasoning, is_open
-from smartspec_gateway.openai.schema import MAX_CHOICES, Generation
-from smartspec_gateway.openai.special_names import CUT, num_characters
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES, MAX_GUIDE_BYTES
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN

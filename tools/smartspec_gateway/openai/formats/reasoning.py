@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from smartspec_gateway.openai.tools import overlap
+from smartspec_gateway.openai.formats.tools import overlap
 
 BEGIN, END = "<think>", "</think>"
 

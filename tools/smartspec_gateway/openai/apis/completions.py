@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from smartspec_gateway.openai.answers import ChoicesWriter
-from smartspec_gateway.openai.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.answers import ChoicesWriter
+from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.requests import Requests
+from smartspec_gateway.openai.apis.route import Route
+from smartspec_gateway.openai.apis.schema import CompletionRequest
 from smartspec_gateway.openai.logprobs import OfText
 from smartspec_gateway.openai.model import Piece
-from smartspec_gateway.openai.requests import Requests
-from smartspec_gateway.openai.route import Route
-from smartspec_gateway.openai.schema import CompletionRequest
 
 Echo = tuple[str, int | None]
 """A prompt as text, and its first token if the answer has log-probabilities."""

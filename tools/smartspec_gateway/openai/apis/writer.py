@@ -18,7 +18,7 @@ from contextlib import aclosing
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
-from smartspec_gateway.openai.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.choices import Choice, Prepared
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.json_parts import parts, sliced
 from smartspec_gateway.openai.model import Arrival, Piece

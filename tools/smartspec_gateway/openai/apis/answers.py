@@ -8,11 +8,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from smartspec_gateway.openai.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.writer import DONE, Count, Event, Writer, new_id
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.model import Piece
-from smartspec_gateway.openai.writer import DONE, Count, Event, Writer, new_id
 
 
 class ChoicesWriter(Writer):

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from smartspec_gateway.openai.calls import ObjectEnd, Tools, json_call, new_call, xml_call
+from smartspec_gateway.openai.formats.calls import ObjectEnd, Tools, json_call, new_call, xml_call
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

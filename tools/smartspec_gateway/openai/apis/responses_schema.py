@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from smartspec_gateway.openai.chat_schema import (
+from smartspec_gateway.openai.apis.chat_schema import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
     OtherTool,
 )
-from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.schema import (
+from smartspec_gateway.openai.apis.schema import (
     OPEN,
     Body,
     Ignored,
@@ -29,6 +28,7 @@ from smartspec_gateway.openai.schema import (
     tensor,
     type_of,
 )
+from smartspec_gateway.openai.formats.media import with_markers
 
 NAMES = {
     "messages": "input",

@@ -12,9 +12,9 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from smartspec_gateway.openai.apis.schema import Sampling
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import FIELDS
-from smartspec_gateway.openai.schema import Sampling
 
 Read = TypeVar("Read", bound=BaseModel)
 

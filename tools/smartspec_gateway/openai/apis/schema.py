@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from smartspec_gateway.openai.calls import Tools
+from smartspec_gateway.openai.formats.calls import Tools
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.api.inputs import (
     MAX_BIAS_WORDS,

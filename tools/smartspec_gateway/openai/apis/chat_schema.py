@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from smartspec_gateway.openai.calls import Tools, parameter_types
+from smartspec_gateway.openai.apis.schema import Body, Generation, Int32, by_tag, few, tag, type_of
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.schema import Body, Generation, Int32, by_tag, few, tag, type_of
+from smartspec_gateway.openai.formats.calls import Tools, parameter_types
+from smartspec_gateway.openai.formats.media import with_markers
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
 
 MAX_MESSAGES = 4096

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smartspec_gateway.openai import chats, completions, messages, responses, tokens
-from smartspec_gateway.openai.choices import Prepared
+from smartspec_gateway.openai.apis import chats, completions, messages, responses, tokens
+from smartspec_gateway.openai.apis.choices import Prepared
+from smartspec_gateway.openai.apis.requests import Requests
+from smartspec_gateway.openai.apis.validation import read
 from smartspec_gateway.openai.errors import ApiError, renamed
-from smartspec_gateway.openai.requests import Requests
-from smartspec_gateway.openai.validation import read
 from smartspec_gateway.workers import Work
 
 ROUTES = (

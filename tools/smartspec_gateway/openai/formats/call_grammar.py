@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from smartspec_gateway.openai.calls import types_of
-from smartspec_gateway.openai.chat_schema import Tool
-from smartspec_gateway.openai.tools import BEGIN, END, FUNCTION, FUNCTION_END
+from smartspec_gateway.openai.apis.chat_schema import Tool
+from smartspec_gateway.openai.formats.calls import types_of
+from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END
 from smartspec_py.defaults import JSON_STYLE
 
 MAX_CALLS = 16
@@ -21,7 +21,7 @@ VALUE = f"value[suffix={json.dumps(END_OF_VALUE)}]: /(?s:.*)/"
 
 
 class CallFormat(Enum):
-    """How a model writes tool calls; see `smartspec_gateway.openai.tools`."""
+    """How a model writes tool calls; see `smartspec_gateway.openai.formats.tools`."""
 
     HERMES = auto()
     LLAMA = auto()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from smartspec_gateway.openai.chat_schema import ChatPrompt, TokenizeRequest
+from smartspec_gateway.openai.apis.chat_schema import ChatPrompt, TokenizeRequest
+from smartspec_gateway.openai.apis.requests import Requests
+from smartspec_gateway.openai.apis.route import Route
+from smartspec_gateway.openai.apis.schema import DetokenizeRequest
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.requests import Requests
-from smartspec_gateway.openai.route import Route
-from smartspec_gateway.openai.schema import DetokenizeRequest
 
 
 def _tokenize(requests: Requests, asked: TokenizeRequest) -> dict[str, Any]:

@@ -17,20 +17,15 @@ from collections.abc import (
 )
 from typing import Any
 
-from smartspec_gateway.openai.calls import new_call
-from smartspec_gateway.openai.chat_schema import (
+from smartspec_gateway.openai.apis.chat_schema import (
     ChatRequest,
     add_thought,
     check_calls,
     text_parts,
 )
-from smartspec_gateway.openai.choices import Prepared
-from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.json_parts import Encoded
-from smartspec_gateway.openai.logprobs import TokenBytes
-from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.requests import Requests
-from smartspec_gateway.openai.responses_schema import (
+from smartspec_gateway.openai.apis.choices import Prepared
+from smartspec_gateway.openai.apis.requests import Requests
+from smartspec_gateway.openai.apis.responses_schema import (
     NAMES,
     CallItem,
     CallOutputItem,
@@ -39,10 +34,15 @@ from smartspec_gateway.openai.responses_schema import (
     ReasoningItem,
     ResponsesRequest,
 )
-from smartspec_gateway.openai.route import Route
-from smartspec_gateway.openai.schema import Sampling, type_of
-from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import DONE, Count, Event, Item, ItemWriter, Kind, new_id
+from smartspec_gateway.openai.apis.route import Route
+from smartspec_gateway.openai.apis.schema import Sampling, type_of
+from smartspec_gateway.openai.apis.validation import validated
+from smartspec_gateway.openai.apis.writer import DONE, Count, Event, Item, ItemWriter, Kind, new_id
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.formats.calls import new_call
+from smartspec_gateway.openai.formats.media import with_markers
+from smartspec_gateway.openai.json_parts import Encoded
+from smartspec_gateway.openai.logprobs import TokenBytes
 
 SAME = Sampling.model_fields.keys() | {"stop"}
 SAME |= {"parallel_tool_calls", "chat_template_kwargs", "return_spec_metrics"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from smartspec_gateway.openai.answers import ChoicesWriter
-from smartspec_gateway.openai.chat_schema import ChatRequest
-from smartspec_gateway.openai.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.answers import ChoicesWriter
+from smartspec_gateway.openai.apis.chat_schema import ChatRequest
+from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.requests import Requests
+from smartspec_gateway.openai.apis.route import Route
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import OfChat
-from smartspec_gateway.openai.requests import Requests
-from smartspec_gateway.openai.route import Route
 
 
 def _prepared(requests: Requests, asked: ChatRequest) -> Prepared:

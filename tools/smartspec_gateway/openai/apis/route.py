@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_gateway.openai.choices import Prepared
+from smartspec_gateway.openai.apis.choices import Prepared
+from smartspec_gateway.openai.apis.requests import Requests
+from smartspec_gateway.openai.apis.schema import Body
+from smartspec_gateway.openai.apis.writer import Count, Writer
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.logprobs import TokenBytes
-from smartspec_gateway.openai.requests import Requests
-from smartspec_gateway.openai.schema import Body
-from smartspec_gateway.openai.writer import Count, Writer
 
 
 def _openai_error(error: ApiError) -> dict[str, Any]:

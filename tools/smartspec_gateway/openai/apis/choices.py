@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from smartspec_gateway.openai.call_grammar import CallFormat
-from smartspec_gateway.openai.calls import Tools
+from smartspec_gateway.openai.apis.schema import Generation
+from smartspec_gateway.openai.formats.call_grammar import CallFormat
+from smartspec_gateway.openai.formats.calls import Tools
+from smartspec_gateway.openai.formats.reasoning import ReasoningParser
+from smartspec_gateway.openai.formats.tools import ForcedCallParser, Found, ToolParser
 from smartspec_gateway.openai.logprobs import LogProbs
 from smartspec_gateway.openai.model import Fields, Piece
-from smartspec_gateway.openai.reasoning import ReasoningParser
-from smartspec_gateway.openai.schema import Generation
-from smartspec_gateway.openai.tools import ForcedCallParser, Found, ToolParser
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""

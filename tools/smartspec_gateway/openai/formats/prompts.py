@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from smartspec_gateway.openai import histories, reasoning
-from smartspec_gateway.openai.call_grammar import CallFormat, format_of
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.special_names import CUT, SpecialNames
+from smartspec_gateway.openai.formats import histories, reasoning
+from smartspec_gateway.openai.formats.call_grammar import CallFormat, format_of
+from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
 from smartspec_py.engines.token_names import with_marks_as_text
 

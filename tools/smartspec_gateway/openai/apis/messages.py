@@ -13,12 +13,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from smartspec_gateway.openai.calls import new_call
-from smartspec_gateway.openai.chat_schema import ChatRequest, add_thought, check_calls
-from smartspec_gateway.openai.choices import Choice, Prepared
-from smartspec_gateway.openai.errors import KINDS, ApiError, PromptTooLong
-from smartspec_gateway.openai.logprobs import TokenBytes
-from smartspec_gateway.openai.messages_schema import (
+from smartspec_gateway.openai.apis.chat_schema import ChatRequest, add_thought, check_calls
+from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.messages_schema import (
     NAMES,
     AnthropicMessage,
     BlockText,
@@ -29,13 +26,16 @@ from smartspec_gateway.openai.messages_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from smartspec_gateway.openai.apis.requests import Requests
+from smartspec_gateway.openai.apis.route import Route
+from smartspec_gateway.openai.apis.schema import Sampling
+from smartspec_gateway.openai.apis.validation import validated
+from smartspec_gateway.openai.apis.writer import Count, Event, Item, ItemWriter, new_id
+from smartspec_gateway.openai.errors import KINDS, ApiError, PromptTooLong
+from smartspec_gateway.openai.formats.calls import new_call
+from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.model import Piece
-from smartspec_gateway.openai.requests import Requests
-from smartspec_gateway.openai.route import Route
-from smartspec_gateway.openai.schema import Sampling
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
-from smartspec_gateway.openai.validation import validated
-from smartspec_gateway.openai.writer import Count, Event, Item, ItemWriter, new_id
 
 SAME = Sampling.model_fields.keys() | {"max_tokens", "return_spec_metrics"}
 """Fields that chats have with the same meaning."""

@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from smartspec_gateway.openai.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from smartspec_gateway.openai.media import with_markers
-from smartspec_gateway.openai.schema import (
+from smartspec_gateway.openai.apis.chat_schema import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from smartspec_gateway.openai.apis.schema import (
     MAX_INT32,
     OPEN,
     Body,
@@ -22,6 +21,7 @@ from smartspec_gateway.openai.schema import (
     tag,
     type_of,
 )
+from smartspec_gateway.openai.formats.media import with_markers
 
 NAMES = {
     "stop": "stop_sequences",

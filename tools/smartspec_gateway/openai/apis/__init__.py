@@ -1,0 +1,1 @@
+"""The APIs: what each reads and writes, and the work that they share."""

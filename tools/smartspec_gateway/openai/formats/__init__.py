@@ -1,0 +1,1 @@
+"""How models read and write: chat templates, reasoning, tool calls, grammars of both."""
