@@ -48,6 +48,12 @@ def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
     assert "slo_goodput_rps" in document["rows"][0]
 
 
+def test_simulate_says_if_the_requests_are_too_few() -> None:
+    load = ["--policies", "none", "--rates", "8", "--json", "-"]
+    assert "requests are too few" in simulate(*load, "--duration", "2")[2]
+    assert "requests are too few" not in simulate(*load, "--duration", "6")[2]
+
+
 def test_simulate_a_fleet() -> None:
     short = [*SMALL, "--duration", "1", "--policies", "none"]
     code, out, err = simulate(*short, "--replicas", "2")
@@ -66,6 +72,7 @@ def test_simulate_a_fleet() -> None:
     [
         (["--rates", "x"], "--rates"),
         (["--rates", "0"], "--rates"),
+        (["--rates", "100000"], "--rates: got 100000 for 10 s: about 1,000,000 requests are due"),
         (["--policies", "fast"], "--policies: 'fast'"),
         (["--replicas", "2", "--target", "p99 ttft < 1 s"], "--replicas and --target"),
         (["--target", "soon"], "--target: got 'soon', must be like 'p99"),
@@ -75,9 +82,13 @@ def test_simulate_a_fleet() -> None:
         (["--record", "missing.jsonl"], "missing.jsonl"),
         (["--profile", "missing.json"], "--profile"),
         (["--record", "a", "--workload", "b"], "cannot be used together"),
+        (["--workload", "MANY"], "about 200,000 requests are due"),
     ],
 )
-def test_simulate_refuses_in_one_line(arguments: list[str], word: str) -> None:
+def test_simulate_refuses_in_one_line(arguments: list[str], word: str, tmp_path: Path) -> None:
+    many = tmp_path / "many.toml"
+    many.write_text("phases = [{duration_s = 10, rate = 20000}]")
+    arguments = [str(many) if one == "MANY" else one for one in arguments]
     code, out, err = simulate(*arguments)
     assert code == 2
     assert word in err.replace("\n", " ")

@@ -32,6 +32,10 @@ REQUEST_STREAM = 2
 """Keys that keep the random numbers of arrivals and requests apart."""
 
 
+MOST_REQUESTS = 100_000
+"""Of a drawn load. A run of so many takes about an hour."""
+
+
 class WorkloadError(ValueError):
     """A spec or a record cannot be used. The message names the file, the place and the reason."""
 
@@ -179,11 +183,16 @@ def read_spec(path: Path) -> WorkloadSpec:
 
 
 def draw(spec: WorkloadSpec) -> list[SimRequest]:
-    """All requests of the spec, in order of arrival."""
+    """All requests of the spec, in order of arrival. Raises WorkloadError for too many."""
     key = spec.seed * 16 + ARRIVAL_STREAM
     burstiness = spec.burstiness if spec.arrivals == "gamma" else 1.0
     gaps = constant_gaps() if spec.arrivals == "constant" else gamma_gaps(burstiness, key)
     phases = [phase.rates for phase in spec.phases]
+    if (expected := sum(phase.num_expected for phase in phases)) > MOST_REQUESTS:
+        raise WorkloadError(
+            f"about {expected:,.0f} requests are due, must be at most {MOST_REQUESTS:,}: lower the "
+            "rate or shorten the load"
+        )
     ends = np.cumsum([phase.duration_s for phase in spec.phases])
     requests = []
     for sequence, arrival_s in enumerate(arrival_times(gaps, phases), start=1):

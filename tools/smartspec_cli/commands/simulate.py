@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,12 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smartspec_bench.progress import Progress
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, result_console, write_json
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    check_outputs,
+    fail,
+    note,
+    result_console,
+    write_json,
+)
 from smartspec_cli.commands.settings import numbers_of, parsed, policies_of
 
 if TYPE_CHECKING:
     from smartspec_sim.hardware import Hardware
     from smartspec_sim.workload import SimRequest
+
+FEW_REQUESTS = 30
+"""Fewer give no mean, and no 99th percentile at all."""
 
 DEFAULT_POLICIES = "none,fixed:3,goodput"
 
@@ -96,26 +107,38 @@ def simulate(
     found = []
     with Progress("simulating") as shown:
         for number, run in enumerate(runs, start=1):
-            label = f"run {number} of {len(runs)}, {run.policy}"
-
-            def tell(share: float, label: str = label) -> None:
-                shown.update(f"{label}: {100 * share:.0f} %")
-
+            label = f"run {number} of {len(runs)}: {run.policy}, {len(run.requests):,} requests"
+            tell = partial(_tell, shown, label, time.monotonic())
             found.append(run.search(targets, tell) if targets else run.row(replicas or 1, tell))
     console = result_console(json_file)
     console.print(simulation_table(found))
-    for note in machine.notes:
-        console.print(note, highlight=False)
+    for about in machine.notes:
+        console.print(about, highlight=False)
+    if (fewest := min(map(len, loads))) < FEW_REQUESTS:
+        note(
+            f"smartspec: {fewest} requests are too few: other draws would give other results. "
+            f"Simulate at least {FEW_REQUESTS}: a longer load, or a higher rate."
+        )
     write_json(json_file, {"hardware": machine.notes, "rows": found})
+
+
+def _tell(shown: Progress, label: str, begin_s: float, share: float) -> None:
+    """Show the share that is done, and the time that is left."""
+    left_s = (time.monotonic() - begin_s) * (1 - share) / max(share, 1e-6)
+    left = f", about {left_s / 60:.0f} min left" if share > 0 and left_s > 90 else ""
+    shown.update(f"{label}, {100 * share:.0f} %{left}")
 
 
 def _drawn(rate: float, duration: float, accept: float) -> list[SimRequest]:
     """Requests of one kind, with the lengths of ShareGPT, in one phase."""
-    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadSpec, draw
+    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadError, WorkloadSpec, draw
 
     kind = KindSpec(accept=accept, accept_sd=0.1 if 0.05 <= accept <= 0.95 else 0.0)
     phase = PhaseSpec(duration_s=duration, rate=rate)
-    return draw(WorkloadSpec(kinds=(kind,), phases=(phase,)))
+    try:
+        return draw(WorkloadSpec(kinds=(kind,), phases=(phase,)))
+    except WorkloadError as error:
+        fail(f"--rates: got {rate:g} for {duration:g} s: {error}", USAGE_ERROR)
 
 
 def _given(workload: Path | None, record: Path | None, accept: float) -> list[SimRequest]:
