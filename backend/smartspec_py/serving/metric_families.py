@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from smartspec_py.serving.step import Reason
+
 
 class Kind(StrEnum):
     COUNTER = "counter"
@@ -108,7 +110,7 @@ HOST_TIME = _counter(
 )
 DECIDED = _counter(
     "decoding_steps_total",
-    "Decoding steps by the source of the draft lengths: planner, guard, probe or failure",
+    f"Decoding steps by what set the draft lengths: {', '.join(Reason)}",
     "decider",
 )
 SWITCHES = _counter(
