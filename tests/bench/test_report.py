@@ -116,15 +116,24 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_the_report_says_what_failed_and_what_was_measured(tmp_path: Path) -> None:
     failed = replace(EXAMPLE, error="interrupted")
-    failed.phases[0] = phase("none", 0, 1000.0, num_failed=3)
+    failed.phases[0] = replace(phase("none", 0, 1000.0, num_failed=3), failure="no token")
     write(tmp_path / "r.json", failed)
     result = CliRunner().invoke(app, ["report", str(tmp_path / "r.json")])
     assert result.stdout.strip() == markdown(failed).strip()
-    for text in ("interrupted", "3 requests failed", "| goodput | 707 |", "- title: A run"):
+    for text in (
+        "interrupted",
+        "3 requests failed: no token.",
+        "| goodput | 707 |",
+        "- title: A run",
+    ):
         assert text in result.stdout
 
 
 def test_spreads_without_values() -> None:
     nothing = phase_of("none", STEADY, 0, [Exchange(0, 0.0, error="refused")])
     assert (nothing.num_failed, nothing.e2e_ms["mean"]) == (1, None)
+    assert nothing.failure == "refused"
+    ended = phase_of("none", STEADY, 0, [Exchange(0, 0.0, last={"finish_reason": "stop"})])
+    assert ended.failure is not None
+    assert ended.failure.endswith("see --model")
     assert markdown(Document({}, [nothing]))

@@ -62,6 +62,7 @@ class Place:
     best_fixed: PolicyMeans | None
     over_best: Ratio | None
     num_failed: int
+    failure: str | None
     num_different_texts: int
 
     def policy(self, name: str) -> PolicyMeans | None:
@@ -88,6 +89,7 @@ def _place(phases: Sequence[Phase], compared: str) -> Place:
         best_fixed=min(fixed, key=lambda one: one.e2e_ms or math.inf, default=None),
         over_best=cross_fit(ours, {one.policy: latencies[one.policy] for one in fixed}),
         num_failed=sum(phase.num_failed for phase in phases),
+        failure=next((phase.failure for phase in phases if phase.failure), None),
         num_different_texts=sum(
             phase.num_finished - phase.num_same_texts
             for phase in phases

@@ -86,7 +86,8 @@ def notes(document: Document) -> list[str]:
     for place in places(document):
         texts = f"{place.num_different_texts} texts differ from those without speculation."
         if place.num_failed:
-            found.append(f"{place.label}: {place.num_failed} requests failed.")
+            reason = f": {place.failure}" if place.failure else ""
+            found.append(f"{place.label}: {place.num_failed} requests failed{reason}.")
         if place.num_different_texts:
             found.append(f"{place.label}: {texts}")
     return found

@@ -48,7 +48,8 @@ def check_answered(exchanges: Sequence[Exchange]) -> None:
 class Phase:
     """shape, workload, load: see `PlaceKey`. duration_s: from the first due request to the last
     token. itl_ms: time between tokens, of each request. num_same_texts: requests with the same
-    tokens as without speculation; None if not compared."""
+    tokens as without speculation; None if not compared. failure: why the first of the failed ones
+    failed."""
 
     policy: str
     shape: str
@@ -65,6 +66,7 @@ class Phase:
     mean_draft_len: float
     acceptance_rate: float | None
     num_same_texts: int | None = None
+    failure: str | None = None
 
     @property
     def place(self) -> PlaceKey:
@@ -86,6 +88,7 @@ class Document:
 def phase_of(policy: str, place: PlaceKey, repeat: int, exchanges: Sequence[Exchange]) -> Phase:
     """The phase of requests that have ended."""
     found = summarise([exchange.timing for exchange in exchanges])
+    failures = (exchange.timing.error for exchange in exchanges)
     last = [exchange.last for exchange in exchanges if exchange.timing.is_finished]
     num_steps, num_drafted, num_accepted = (
         sum(int(one.get(name, 0)) for one in last) for name in COUNTS
@@ -100,6 +103,7 @@ def phase_of(policy: str, place: PlaceKey, repeat: int, exchanges: Sequence[Exch
         itl_ms=found["tpot_ms"],
         mean_draft_len=num_drafted / num_steps if num_steps else 0.0,
         acceptance_rate=num_accepted / num_drafted if num_drafted else None,
+        failure=next(filter(None, failures), None),
     )
 
 
@@ -129,7 +133,7 @@ class Recorder:
     def add(self, phase: Phase) -> None:
         self.document.phases.append(phase)
         self._write()
-        failed = f", {phase.num_failed} failed" if phase.num_failed else ""
+        failed = f", {phase.num_failed} failed: {phase.failure}" if phase.num_failed else ""
         self._say(f"{phase.policy}: {phase.token_goodput_tps:,.1f} tokens/s{failed}")
 
     def _write(self) -> None:

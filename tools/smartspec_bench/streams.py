@@ -22,6 +22,10 @@ from smartspec_sim.latency import RequestTiming
 
 TIMED_OUT = "no last response in time"
 NO_FINISH = "the stream ended without a last response"
+NO_TOKEN = (
+    "no token was generated: the model ends the text at once, as it may where the prompt lacks its "
+    "chat template: see --model"
+)
 ANSWER_S = 600.0
 """How long a request may take."""
 
@@ -70,7 +74,7 @@ class Exchange:
     @property
     def timing(self) -> RequestTiming:
         if not self.chunk_s:
-            return RequestTiming(self.scheduled_s, error=self.error or "no token was generated")
+            return RequestTiming(self.scheduled_s, error=self.error or NO_TOKEN)
         first_s, last_s = self.chunk_s[0], self.chunk_s[-1]
         return RequestTiming(self.scheduled_s, first_s, last_s, self.num_tokens, self.error)
 
