@@ -8,6 +8,7 @@ only the standard library, because NVIDIA's container lacks this project's packa
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -68,5 +69,9 @@ def fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _, first, second, *numbers = sys.argv
-    main(Path(first), Path(second), *map(int, numbers))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    for name in ("target", "draft"):
+        parser.add_argument(name, type=Path, help="directory of the model")
+    for name in ("context_len", "tp", "draft_tp"):
+        parser.add_argument(name, type=int, help=f"--{name.replace('_', '-')} of build_engines.sh")
+    main(**vars(parser.parse_args()))

@@ -137,6 +137,12 @@ def test_a_command_that_serves_needs_a_model() -> None:
         assert "--model, or --config with an engine.json, must be given" in text
 
 
+def test_a_profile_needs_a_draft_model() -> None:
+    code, text = invoke("profile", "--model", TARGET)
+    assert (code, text.count("\n")) == (2, 1)
+    assert "--draft must be given" in text
+
+
 def test_a_benchmark_needs_a_model_or_that_of_the_quickstart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,7 +204,14 @@ def test_values_of_set_are_json_or_text() -> None:
 def test_explain_says_that_there_is_no_server(url: str) -> None:
     code, text = invoke("explain", "--url", url)
     assert code == 1
-    assert "--url: no HTTP server answers at http://127.0.0.1:1: " in " ".join(text.split())
+    said = "smartspec: --url: no HTTP server answers at http://127.0.0.1:1: Connection refused"
+    assert " ".join(text.split()) == said
+
+
+def test_explain_says_that_there_is_no_trace(tmp_path: Path) -> None:
+    missing = tmp_path / "steps.jsonl"
+    code, text = invoke("explain", "--trace", str(missing))
+    assert (code, text) == (1, f"smartspec: {missing}: No such file or directory\n")
 
 
 def test_serve_refuses_a_taken_port() -> None:

@@ -16,10 +16,11 @@ SHELL = [
 ]
 PYTHON = [
     path
-    for folder in ("clients", "deploy")
+    for folder in ("clients", "deploy", "loadtest")
     for path in (ROOT / folder).rglob("*.py")
     if "__main__" in path.read_text(encoding="utf-8")
 ]
+PYTHON.append(ROOT / "engines_build" / "check_models.py")
 COMMANDS = [*(["bash", str(path), "folder", "-h"] for path in SHELL)]
 COMMANDS += [[sys.executable, str(path), "--help"] for path in PYTHON]
 

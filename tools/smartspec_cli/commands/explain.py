@@ -71,8 +71,10 @@ def explain(
         records = parse_steps(name, text).steps[-steps:]
     except TraceError as error:
         fail(str(error))
-    except (OSError, ValueError, KeyError) as error:
-        fail(f"{name}: {error}")
+    except OSError as error:
+        fail(f"{name}: {error.strerror or error}")
+    except (ValueError, KeyError):
+        fail(f"{name}: the answer is not that of a server of this project")
     if save is not None:
         save.write_text(text, encoding="utf-8")
     if not records:
@@ -118,9 +120,19 @@ def _fetched(url: str, num_steps: int) -> str:
         with DIRECT.open(request, timeout=ANSWER_S) as response:
             return str(json.loads(response.read())["explanation"])
     except urllib.error.HTTPError as error:
-        fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
+        fail(f"{url}: {_reason(error.read()) or f'HTTP {error.code}'}")
     except (urllib.error.URLError, http.client.HTTPException) as error:
-        fail(f"--url: no HTTP server answers at {url}: {error}")
+        reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
+        fail(f"--url: no HTTP server answers at {url}: {reason}")
+
+
+def _reason(body: bytes) -> str:
+    """The message of a refusal; empty if it has none."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:

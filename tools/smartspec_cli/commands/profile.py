@@ -17,6 +17,7 @@ from rich.table import Table
 from smartspec_bench.progress import Progress
 from smartspec_bench.prompts import MIXED, chat_template, generated, read_prompts
 from smartspec_cli.commands import (
+    USAGE_ERROR,
     JsonFile,
     check_outputs,
     fail,
@@ -75,6 +76,8 @@ def profile(
     every draft length at every batch size. Takes a minute or two; run it on an idle machine. Use
     the options of the server, which then reads the stored pass times at its start.
     """
+    if draft is None and config is None and not any("draft=" in one for one in settings or ()):
+        fail("--draft must be given: only drafts of a draft model are measured", USAGE_ERROR)
     own = [] if input_file is None else parsed("input", read_prompts, input_file)
     check_outputs(table=table_file, json=json_file)
     checked = server_config(model, draft, None, config, settings)
