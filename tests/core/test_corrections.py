@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import pytest
 from oracle import expected_tokens
 
+from smartspec_py.core.account import LossAccount
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn.corrections import UNSEEN_STEPS, CostCorrections
-from smartspec_py.core.learn.guard import ProbeBudget
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 
@@ -224,19 +224,20 @@ def closed_loop(
         for i in range(NUM_ROWS)
     ]
     noise = noise_of(seed, STALL_SHARE)
-    corrections, budget = CostCorrections(profile), ProbeBudget()
+    corrections, probes = CostCorrections(profile), LossAccount(4, 300)
     outcome = Outcome([], [])
     for num_steps, true in true_costs:
         best = best_goodput(true, accept_prob)
         for _ in range(num_steps):
             draft_lens = list(plan(views, corrections.cost).draft_lens.values())
             wanted = any(draft_lens) or corrections.wants_drafts()
-            is_probe = wanted and budget.allows()
+            is_probe = wanted and not probes.is_in_debt
             if is_probe:
                 draft_lens = [0 if any(draft_lens) else 2] * NUM_ROWS
             step = step_of(true, draft_lens, noise)
             corrections.observe(step)
-            budget.observe(step.total_s, is_probe)
+            probes.charge(step.total_s * is_probe)
+            probes.earn(step.total_s)
             took_s = step_of(true, draft_lens).total_s
             outcome.tokens.append(sum(expected_tokens(accept_probs, k) for k in draft_lens))
             outcome.best_tokens.append(best * took_s)

@@ -1,4 +1,4 @@
-"""The guard: simulated steps with known truth, seeded; a planner that is wrong; and the budget.
+"""The guard: simulated steps with known truth, seeded, and a planner that is wrong.
 
 `simulate` serves with speculation wherever the guard lets it. Speed is tokens per second relative
 to never speculating, with the seconds that steps take in truth: noise and stalls are seen by the
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from oracle import expected_tokens
 
+from smartspec_py.core.account import LossAccount
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.learn.guard import MAX_PROBES, SHARE, Guard, ProbeBudget
+from smartspec_py.core.learn.guard import Guard
 from smartspec_py.core.types import MeasuredStep
 
 PROFILE = CostModel(
@@ -72,7 +73,7 @@ class Run:
     num_none_steps: float = 0.0
     switches: list[int] = field(default_factory=list)
     num_references: int = 0
-    guard: Guard = field(default_factory=lambda: Guard(PROFILE, ProbeBudget()))
+    guard: Guard = field(default_factory=lambda: Guard(PROFILE, LossAccount()))
 
     @property
     def speed(self) -> float:
@@ -97,8 +98,8 @@ def simulate(
     noise: float = 0.05,
     stall_share: float = 0.01,
 ) -> Run:
-    rng, budget = random.Random(seed), ProbeBudget()
-    run = Run(guard=Guard(PROFILE, budget))
+    rng, probes = random.Random(seed), LossAccount()
+    run = Run(guard=Guard(PROFILE, probes))
     none_s = PROFILE_ERROR * PROFILE.target_s(batch_size, batch_size, CONTEXT_LEN)
     for i in range(num_steps):
         now = truth(i)
@@ -112,7 +113,8 @@ def simulate(
         seen_s = none_s * size * rng.gauss(1, noise) * (20 if rng.random() < stall_share else 1)
         before = run.guard.num_switches
         run.guard.observe(step(batch_size, CONTEXT_LEN, tokens, seen_s, is_speculating))
-        budget.observe(seen_s, is_probe)
+        probes.charge(seen_s * is_probe)
+        probes.earn(seen_s)
         if run.guard.num_switches != before:
             run.switches.append(i)
         run.num_tokens += tokens / batch_size
@@ -145,7 +147,7 @@ def test_speculation_that_gains_is_never_stopped(
     run = simulate(lambda _: with_gain(gain), num_steps, batch_size)
     assert run.switches == []
     assert run.speed > 0.985 * gain
-    assert run.num_references <= 0.012 * run.num_none_steps + MAX_PROBES
+    assert run.num_references <= 0.012 * run.num_none_steps
 
 
 def test_where_it_makes_no_difference_it_is_left_on() -> None:
@@ -187,7 +189,7 @@ def test_switches_are_bounded_where_conditions_flap() -> None:
 
 def test_buckets_are_judged_apart() -> None:
     """Speculation gains at 1 row and loses at 16; contexts below 256 and above are two buckets."""
-    guard = Guard(PROFILE, ProbeBudget())
+    guard = Guard(PROFILE, LossAccount())
     for _ in range(300):
         guard.observe(step(1, 100, 2, 1.5, is_speculating=True))
         guard.observe(step(1, 100, 1, 1.0, is_speculating=False))
@@ -201,49 +203,10 @@ def test_buckets_are_judged_apart() -> None:
     assert not guard.is_off(16, 256)
 
 
-def test_probes_take_their_share_of_the_time() -> None:
-    """Every step that may is a probe. Seconds of probes over all seconds, and the saved ones."""
-    rng, budget = random.Random(5), ProbeBudget()
-    probe_s = whole_s = 0.0
-    for _ in range(10_000):
-        is_probe = budget.allows()
-        step_s = rng.uniform(0.01, 0.05) * (0.5 if is_probe else 1.0)
-        budget.observe(step_s, is_probe)
-        probe_s += step_s * is_probe
-        whole_s += step_s
-    assert 0.7 * SHARE * whole_s < probe_s < 1.1 * SHARE * whole_s + MAX_PROBES * 0.05
-
-
-def test_an_idle_budget_saves_up_only_so_much() -> None:
-    budget = ProbeBudget()
-    for _ in range(10_000):
-        budget.observe(0.03, is_probe=False)
-    num_probes = 0
-    while budget.allows():
-        budget.observe(0.03, is_probe=True)
-        num_probes += 1
-    assert num_probes == MAX_PROBES
-
-
-def test_a_probe_that_stalls_is_not_charged_for_the_stall() -> None:
-    """After it the next may come in 300 steps, that is at 1 % of the time of a step that is three
-    times as long; charged for 20 steps it would be 2,000."""
-    budget = ProbeBudget()
-    for _ in range(100):
-        budget.observe(0.02, is_probe=False)
-    assert budget.allows()
-    budget.observe(0.4, is_probe=True)
-    num_steps = 0
-    while not budget.allows():
-        budget.observe(0.02, is_probe=False)
-        num_steps += 1
-    assert 50 < num_steps <= 300
-
-
 def test_a_profile_that_says_nothing_ends_no_loop() -> None:
     """A pass of no time at all: steps are compared by their tokens alone, and a loss is seen."""
     free = PassTable((1,), (1,), ((0.0,),))
-    guard = Guard(CostModel(free), ProbeBudget())
+    guard = Guard(CostModel(free), LossAccount())
     for i in range(2000):
         is_speculating = i % 4 > 0
         step_s = 0.030 if is_speculating else 0.010

@@ -14,10 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from smartspec_py.core.account import LossAccount
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.learn.acceptance import INITIAL_MEAN
 from smartspec_py.core.learn.corrections import CostCorrections
-from smartspec_py.core.learn.guard import Guard, ProbeBudget
+from smartspec_py.core.learn.guard import Guard
 from smartspec_py.core.plan.plan_budget import PlanBudget
 from smartspec_py.core.plan.planner import (
     COST_POLICIES,
@@ -29,6 +30,12 @@ from smartspec_py.core.plan.planner import (
 )
 from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import Decision, Mode, Reason, StepRecord
+
+MAX_PROBES = 5
+"""Largest number of probes in a row. It is enough to measure the cost of drafts."""
+
+LONGEST_DEBT = 300
+"""Steps until the next probe after one that stalled: 3 times as many as usual."""
 
 PROBE_DRAFT_LEN = 2
 """Draft length of a probe. Two passes separate the fixed cost from the cost per pass."""
@@ -48,8 +55,8 @@ class Controller:
     ) -> None:
         """batch_table: None makes one from the profile."""
         self._corrections = CostCorrections(profile)
-        self._budget = ProbeBudget()
-        self._guard = Guard(profile, self._budget)
+        self._probes = LossAccount(MAX_PROBES - 1, LONGEST_DEBT)
+        self._guard = Guard(profile, self._probes)
         self._plan_budget = PlanBudget()
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
@@ -110,7 +117,7 @@ class Controller:
                 return self._decide(views, undrafted, Reason.PROBE)
             return decision
         probed = _probe_sequence(learning)
-        if probed is None or not (self._budget.allows() and self._corrections.wants_drafts()):
+        if probed is None or self._probes.is_in_debt or not self._corrections.wants_drafts():
             return decision
         forced = {**undrafted.forced, probed: PROBE_DRAFT_LEN}
         return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
@@ -134,8 +141,10 @@ class Controller:
         policies = {view.policy for view in views}
         if not policies.isdisjoint(COST_POLICIES):
             self._observe_plan(decision, step)
-            # The budget grows only with the time of sequences that probes can use.
-            self._budget.observe(step.total_s, decision.reason is Reason.PROBE)
+            # Only the time of sequences that probes can use earns probes.
+            if decision.reason is Reason.PROBE:
+                self._probes.charge(step.total_s)
+            self._probes.earn(step.total_s)
         if step.num_prefill_tokens == 0 and policies.issubset(("none", *COST_POLICIES)):
             self._guard.observe(step)
 

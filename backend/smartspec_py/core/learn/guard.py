@@ -19,14 +19,13 @@ A bucket has three states:
               drafts, because the speed of the machine may have changed. The result is checked
               after 32, 64, 128, .. speculating steps. OFF_ERRORS below BAR: off. SUSPECT_ERRORS
               above: watch.
-    off       No speculation for a pause 100 times as long as the time that the trial lost. So
-              repeated trials cost 1 % of the time. After the pause, a trial starts.
+    off       No speculation until the time that the trial lost is earned, see `core.account`.
+              Then a trial starts.
 
 False alarms: a trial has at most 11 checks, each with more evidence. If speculation is exactly as
 fast as BAR, less than 2 % of trials disable it. These rates assume that steps vary independently.
 
-Time is counted in steps of a bucket; this module does not read a clock. There are a few dozen
-buckets.
+This module does not read a clock. There are a few dozen buckets.
 """
 
 from __future__ import annotations
@@ -35,23 +34,17 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from smartspec_py.core.account import LossAccount
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import MeasuredStep
 
 BAR = 0.98
 """Smallest accepted rate with speculation, relative to the rate without."""
 
-SHARE = 0.01
-"""Share of the time for probes. Trials that show a loss may lose the same share again. Losses of
-this size are within measurement noise."""
-
-MAX_PROBES = 5.0
-"""Largest number of probes that can be saved up. It is enough to measure the cost of drafts."""
-
 LONG_STEP = 3.0
 """A step is an outlier if its duration exceeds this multiple of the usual duration. Outliers are
 ignored while fewer than one step in 32 is one. More frequent long steps may be caused by
-speculation, so they count. The charge for a probe has the same limit."""
+speculation, so they count."""
 
 WINDOW = 64
 """Speculating steps per window. A large loss is found in the first one, and a loss of 5 % in one of
@@ -64,7 +57,7 @@ MEMORY = 512
 """Averaging length of the reference, in steps of the bucket."""
 
 LONGEST = 32768
-"""Largest length of a trial and of a pause, in steps."""
+"""Largest length of a trial, in steps."""
 
 SUSPECT_ERRORS = 2.0
 """Distance from BAR, in standard errors, at which a window below it starts a trial and a trial
@@ -83,40 +76,16 @@ STEP_SD = 0.2
 only while there are few steps."""
 
 
-class ProbeBudget:
-    """Limits probes to a share of the time. Unused time is saved up for a few probes."""
-
-    def __init__(self) -> None:
-        self._saved = 1.0
-        """Number of saved probes. It starts with one, so that short runs have few probes."""
-        self._mean_s = 0.0
-
-    def allows(self) -> bool:
-        return self._saved >= 1.0
-
-    def observe(self, step_s: float, is_probe: bool) -> None:
-        """Account for a step. A probe is charged its full duration, in units of the usual step.
-
-        The time that it loses is shorter. But computing it needs the model that the probe tests.
-        """
-        self._mean_s = self._mean_s or step_s
-        size = min(step_s / self._mean_s, 1.0 / SHARE) if self._mean_s > 0 else 1.0
-        self._mean_s += SHARE * (min(size, LONG_STEP) - 1.0) * self._mean_s
-        self._saved = min(self._saved + SHARE * size, MAX_PROBES)
-        if is_probe:
-            self._saved -= min(size, LONG_STEP)
-
-
 class Guard:
     """`observe` learns from a step. `is_off` says whether the next step may not speculate.
 
-    profile: the profile of the machine, without corrections. budget: probe budget, shared with
-    other users of probes. The caller must call its `observe` for every step.
+    profile: the profile of the machine, without corrections. probes: the account of probes. The
+    caller accounts for every step.
     """
 
-    def __init__(self, profile: CostModel, budget: ProbeBudget) -> None:
+    def __init__(self, profile: CostModel, probes: LossAccount) -> None:
         self._profile = profile
-        self._budget = budget
+        self._probes = probes
         self._cells: dict[tuple[int, int], _Cell] = {}
         self.num_switches = 0
 
@@ -129,7 +98,7 @@ class Guard:
         cell = self._cells.get(_bucket(batch_size, context_len))
         if cell is not None and cell.state is State.TRIAL:
             return cell.num_unreferenced >= REFERENCE_EVERY - 1
-        return self._budget.allows()
+        return not self._probes.is_in_debt
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step without prompt chunks."""
@@ -185,7 +154,7 @@ class _Cell:
     usual: mean of spent, with outliers limited. outlier_share: share of outliers.
     num_unreferenced: speculating steps since the last step without drafts.
     next_check: speculating steps of the trial at which it is checked next.
-    pause: remaining steps without speculation.
+    lost: the account of trials.
     """
 
     state: State = State.WATCH
@@ -197,7 +166,7 @@ class _Cell:
     outlier_share: float = 0.0
     num_unreferenced: int = 0
     next_check: int = 0
-    pause: int = 0
+    lost: LossAccount = field(default_factory=LossAccount)
 
     def observe(self, step: MeasuredStep, none_s: float) -> None:
         """none_s: seconds of the step without drafts, by the profile."""
@@ -207,8 +176,8 @@ class _Cell:
         earned = step.num_generated / step.batch_size
         self.reference.fade(1.0 - 1.0 / MEMORY)
         if self.state is State.OFF:
-            self.pause -= 1
-            if self.pause <= 0:
+            self.lost.earn(min(spent, longest) * none_s)
+            if not self.lost.is_in_debt:
                 self._begin_trial()
         self.num_unreferenced = self.num_unreferenced + 1 if step.is_speculating else 0
         if spent > longest and self.outlier_share < 1.0 / FIRST_CHECK:
@@ -219,7 +188,7 @@ class _Cell:
         elif self.state is State.TRIAL:
             self.trial.add(earned, spent)
             if self.trial.num >= self.next_check and self.trial_reference.num:
-                self._check_trial()
+                self._check_trial(none_s)
         else:
             self.window.add(earned, spent)
             if self.window.num >= WINDOW and self.reference.num:
@@ -236,20 +205,15 @@ class _Cell:
         self.next_check = FIRST_CHECK
         self.trial, self.trial_reference = _Evidence(), _Evidence()
 
-    def _check_trial(self) -> None:
+    def _check_trial(self, none_s: float) -> None:
         mean, error = _log_ratio(self.trial, self.trial_reference)
         self.next_check *= 2
         if mean + OFF_ERRORS * error < 0.0:
-            self._turn_off()
+            self.state = State.OFF
+            _, earned, spent, *_ = self.trial.sums
+            self.lost.charge((spent - earned / self.trial_reference.rate()[0]) * none_s)
         elif mean > SUSPECT_ERRORS * error or self.trial.num >= LONGEST:
             self.state = State.WATCH
-
-    def _turn_off(self) -> None:
-        """Disable speculation. The pause depends on the time that the trial lost, in units of steps
-        without drafts."""
-        _, earned, spent, *_ = self.trial.sums
-        lost = spent * self.trial_reference.rate()[0] - earned
-        self.state, self.pause = State.OFF, max(1, math.ceil(min(lost / SHARE, LONGEST)))
 
 
 def _log_ratio(speculating: _Evidence, none: _Evidence) -> tuple[float, float]:

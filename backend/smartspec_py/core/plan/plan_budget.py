@@ -5,11 +5,8 @@ Times are arguments; this module does not read a clock.
 
 from __future__ import annotations
 
+from smartspec_py.core.account import LossAccount
 from smartspec_py.core.types import SpecPlan
-
-SHARE = 0.01
-"""Largest share of the time for plans that gain less than they cost. A loss of this size is within
-measurement noise."""
 
 MAX_RESTED = 64
 """Largest number of steps without planning after a plan that was not worth its time. At 30 ms per
@@ -22,13 +19,13 @@ class PlanBudget:
 
     If steps are short and drafts gain little, planning at every step can make the server slower
     than one that does not speculate. A plan is poor if it drafts nothing or gains less than the
-    planning time. After a poor plan, steps draft nothing until another plan is within SHARE.
+    planning time. After a poor plan, steps draft nothing until its time is earned.
     Planning resumes earlier after MAX_RESTED steps of the usual duration, or if the number of
     sequences halves or doubles.
     """
 
     def __init__(self) -> None:
-        self._owed_s = 0.0
+        self._account = LossAccount(longest_debt=MAX_RESTED)
         self._batch_size = 0
         """Batch size of the last plan."""
         self._plan_s = 0.0
@@ -39,7 +36,7 @@ class PlanBudget:
 
     def allows(self, batch_size: int) -> bool:
         is_alike = batch_size < 2 * self._batch_size and self._batch_size < 2 * batch_size
-        return self._owed_s <= 0.0 or not is_alike
+        return not self._account.is_in_debt or not is_alike
 
     def pays(self, plan: SpecPlan, none: SpecPlan) -> bool:
         """Whether a plan gains more than its planning time. none: the plan without drafts. The
@@ -58,8 +55,7 @@ class PlanBudget:
             self._batch_size = batch_size
             self._plan_s += (plan_s - self._plan_s) / (MAX_RESTED if self._plan_s else 1)
             if not is_poor:
-                self._owed_s = 0.0
+                self._account.settle()
                 return
-        earned_s = SHARE * step_s
-        owed_s = max(0.0, self._owed_s + (plan_s or 0.0) - earned_s)
-        self._owed_s = min(owed_s, MAX_RESTED * earned_s)
+            self._account.charge(plan_s)
+        self._account.earn(step_s)
