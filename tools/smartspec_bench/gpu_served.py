@@ -100,7 +100,7 @@ class Served:
             if name == CHAINS:
                 for proposer in proposers.values():
                     able = replace(proposer.capabilities, drafts_trees=False)
-                    proposer._capabilities = able  # type: ignore[attr-defined]
+                    proposer.capabilities = able
             own = replace(engine, proposers=proposers, cost=deepcopy(engine.cost))
             policy = GOODPUT if name == CHAINS else name
             sides[name] = Side(policy, own, config.limits, fields)

@@ -165,15 +165,11 @@ class SimProposer(Proposer):
         self._has_passes = name == DRAFT_MODEL
         self._name = name
         self._texts = texts
-        self._capabilities = ProposerCapabilities(max_draft_len, self._has_passes, bytes_per_token)
+        self.capabilities = ProposerCapabilities(max_draft_len, self._has_passes, bytes_per_token)
         self._cost = cost
         self._clock = clock
         self._num_computed_tokens: dict[SequenceId, int] = {}
         self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._capabilities
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None

@@ -52,15 +52,11 @@ class FakeProposer(Proposer):
     ) -> None:
         self._accept_prob = accept_prob
         self._vocab_size = vocab_size
-        self._capabilities = ProposerCapabilities(max_draft_len, bytes_per_token=bytes_per_token)
+        self.capabilities = ProposerCapabilities(max_draft_len, bytes_per_token=bytes_per_token)
         self._seed = seed
         self._cost = cost
         self._clock = clock or RealClock()
         self._num_read: dict[SequenceId, int] = {}
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._capabilities
 
     @property
     def num_sequences(self) -> int:
@@ -70,11 +66,11 @@ class FakeProposer(Proposer):
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        return self._capabilities.max_draft_len
+        return self.capabilities.max_draft_len
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """`tokens` of a task must end with a generated token. A task of 0 drafts reads nothing."""
-        assert all(0 <= task.draft_len <= self._capabilities.max_draft_len for task in tasks)
+        assert all(0 <= task.draft_len <= self.capabilities.max_draft_len for task in tasks)
         self._clock.sleep(self._propose_s([task for task in tasks if task.draft_len > 0]))
         return [self._draft(task) for task in tasks]
 

@@ -77,9 +77,7 @@ class Proposer(ABC):
     Subclasses inherit what a proposer without a model does in most methods: nothing.
     """
 
-    @property
-    @abstractmethod
-    def capabilities(self) -> ProposerCapabilities: ...
+    capabilities: ProposerCapabilities
 
     @abstractmethod
     def num_available(

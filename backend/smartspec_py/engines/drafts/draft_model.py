@@ -56,20 +56,16 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         """max_context_len: see `ProposerCapabilities`. has_own_memory: whether the runner's device
         is not that of the target."""
         super().__init__(runner, max_sequences, reuses_prefixes=reuses_prefixes, memory=memory)
-        self._capabilities = ProposerCapabilities(
+        self.capabilities = ProposerCapabilities(
             max_draft_len=max_draft_len,
             max_context_len=max_context_len,
             bytes_per_token=0 if has_own_memory else runner.bytes_per_token,
         )
 
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._capabilities
-
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        return self._capabilities.max_draft_len
+        return self.capabilities.max_draft_len
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()

@@ -22,19 +22,15 @@ class GrammarProposer(Proposer):
     """Reads the grammars of sequences, and keeps no state."""
 
     def __init__(self, max_draft_len: int) -> None:
-        self._capabilities = ProposerCapabilities(
+        self.capabilities = ProposerCapabilities(
             max_draft_len, has_passes=False, cohorts={FORCED: INITIAL_RATE}
         )
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._capabilities
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         forced = () if grammar is None else grammar.forced(tokens)
-        return min(len(forced), self._capabilities.max_draft_len)
+        return min(len(forced), self.capabilities.max_draft_len)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [

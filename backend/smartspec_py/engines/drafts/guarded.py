@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.draft import NO_DRAFT, Draft
-from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
+from smartspec_py.engines.proposer import DraftTask, Proposer
 from smartspec_py.faults import ENDS
 
 logger = logging.getLogger(__name__)
@@ -24,12 +24,9 @@ class GuardedProposer(Proposer):
     def __init__(self, name: str, proposer: Proposer) -> None:
         """name: for the log."""
         self._name, self._proposer = name, proposer
+        self.capabilities = proposer.capabilities
         self._given_up: set[SequenceId] = set()
         self._has_logged = False
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._proposer.capabilities
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None

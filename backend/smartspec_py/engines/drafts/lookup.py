@@ -69,12 +69,8 @@ class PromptLookupProposer(Proposer):
         if max_draft_len < 0 or not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"{max_draft_len} drafts after {min_ngram} to {max_ngram} tokens")
         self._ngrams = range(min_ngram, max_ngram + 1)
-        self._capabilities = ProposerCapabilities(max_draft_len, has_passes=False, cohorts=COHORTS)
+        self.capabilities = ProposerCapabilities(max_draft_len, has_passes=False, cohorts=COHORTS)
         self._indexes: dict[SequenceId, _Index] = {}
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._capabilities
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
@@ -84,7 +80,7 @@ class PromptLookupProposer(Proposer):
         Since the last call, `tokens` may only have grown. The result is cached: `propose` with the
         same tokens does not search again.
         """
-        return self._capabilities.max_draft_len if self._find(sequence, tokens) else 0
+        return self.capabilities.max_draft_len if self._find(sequence, tokens) else 0
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """As many drafts as requested, fewer if they contain an end token, none without a match.
@@ -101,7 +97,7 @@ class PromptLookupProposer(Proposer):
         match_end = self._find(sequence, tokens)
         if match_end == NOT_FOUND:
             return 0, 0
-        num = min(len(generated), self._capabilities.max_draft_len)
+        num = min(len(generated), self.capabilities.max_draft_len)
         pairs = zip(_following(tokens, match_end, num), generated, strict=False)
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return num, num_right
@@ -117,7 +113,7 @@ class PromptLookupProposer(Proposer):
         self._indexes.clear()
 
     def _draft(self, task: DraftTask) -> Draft:
-        assert 0 <= task.draft_len <= self._capabilities.max_draft_len, "more than max_draft_len"
+        assert 0 <= task.draft_len <= self.capabilities.max_draft_len, "more than max_draft_len"
         if task.draft_len == 0:
             return Draft()
         match_end = self._find(task.sequence, task.tokens)

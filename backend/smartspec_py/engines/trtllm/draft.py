@@ -45,20 +45,16 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(executor, bindings, vocab_size, clock)
-        self._capabilities = ProposerCapabilities(max_draft_len)
+        self.capabilities = ProposerCapabilities(max_draft_len)
         self._max_context_len = max_context_len
         self._num_cached: dict[SequenceId, int] = {}
         self._has_failed = False
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._capabilities
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         room = self._max_context_len - len(tokens)
-        return max(0, min(self._capabilities.max_draft_len, room))
+        return max(0, min(self.capabilities.max_draft_len, room))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Draft the most probable tokens, because the target verifies greedy text only. A request

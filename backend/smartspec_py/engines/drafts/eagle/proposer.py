@@ -92,8 +92,8 @@ class EagleProposer(DraftModelProposer):
             max_context_len=max_len if drafts_trees else None,
             memory=memory,
         )
-        self._capabilities = replace(
-            self._capabilities,
+        self.capabilities = replace(
+            self.capabilities,
             reads_hidden=True,
             has_position_rates=True,
             drafts_trees=drafts_trees,
@@ -103,7 +103,7 @@ class EagleProposer(DraftModelProposer):
     def time_trees(self, max_sequences: int, width: int) -> None:
         """Measure `ProposerCapabilities.tree_s`. Rows are overwritten. width: of the states."""
 
-        longest = min(TIMED_DEPTH, self._capabilities.max_draft_len)
+        longest = min(TIMED_DEPTH, self.capabilities.max_draft_len)
 
         def seconds(num: int, depth: int) -> float:
             nodes = MAX_NODES if depth else longest
@@ -126,12 +126,12 @@ class EagleProposer(DraftModelProposer):
             return fastest
 
         times = tree_s(seconds, longest, max_sequences)
-        self._capabilities = replace(self._capabilities, tree_s=times)
+        self.capabilities = replace(self.capabilities, tree_s=times)
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        return self._capabilities.max_draft_len if self._num_states(sequence) else 0
+        return self.capabilities.max_draft_len if self._num_states(sequence) else 0
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         able = [task.draft_len if self._num_states(task.sequence) else 0 for task in tasks]

@@ -60,7 +60,7 @@ class MedusaProposer(Proposer):
         `max_context_len` of `ProposerCapabilities`; else None."""
         self.heads = heads
         self._sequences: dict[SequenceId, _HeadsSequence] = {}
-        self._capabilities = ProposerCapabilities(
+        self.capabilities = ProposerCapabilities(
             max_draft_len=min(heads.num_heads, longest),
             has_passes=False,
             reads_hidden=True,
@@ -71,21 +71,17 @@ class MedusaProposer(Proposer):
 
     def time_drafts(self, max_sequences: int) -> None:
         """Measure `draft_s` and `tree_s` of `ProposerCapabilities`."""
-        able = self._capabilities
+        able = self.capabilities
         draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
         times = able.tree_s
         if able.drafts_trees:
             times = tree_s(self._seconds, able.max_draft_len, max_sequences)
-        self._capabilities = replace(able, draft_s=draft_s, tree_s=times)
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return self._capabilities
+        self.capabilities = replace(able, draft_s=draft_s, tree_s=times)
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        return self._capabilities.max_draft_len if sequence in self._sequences else 0
+        return self.capabilities.max_draft_len if sequence in self._sequences else 0
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -98,7 +94,7 @@ class MedusaProposer(Proposer):
         chains = {
             row: Chain(task, self._history(task)) for row, task in enumerate(able) if not task.depth
         }
-        for head in range(self._capabilities.max_draft_len):
+        for head in range(self.capabilities.max_draft_len):
             if rows := [row for row, chain in chains.items() if not chain.is_complete]:
                 Chains([chains[row] for row in rows]).take(logits[rows, head])
         for chain in chains.values():
@@ -167,7 +163,7 @@ class MedusaProposer(Proposer):
         calls."""
         state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
         self._sequences = {sequence: _HeadsSequence(state) for sequence in range(num_sequences)}
-        longest = MAX_NODES if depth else self._capabilities.max_draft_len
+        longest = MAX_NODES if depth else self.capabilities.max_draft_len
         seconds = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
             tasks = [
