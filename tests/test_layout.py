@@ -155,7 +155,7 @@ import smartspec_py.engines.local.build, smartspec_py.engines.trtllm.build
 print(smartspec_py.engines.local.build.__file__, model.TritonPythonModel.__name__)
 from tokenizers import Tokenizer
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.compiler import GrammarCompiler
+from smartspec_py.engines.structured.compiler import GrammarCompiler
 compiler = GrammarCompiler(Tokenizer.from_file({str(TOKENIZER)!r}), 2048, (0,))
 print(compiler.compile(GuideType.CHOICE, '["a"]').num_bytes > 0)
 compiler.close()

@@ -13,10 +13,10 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.grammar import FORCED_BYTES, GrammarState
-from smartspec_py.engines.guides import compiled, grammar_text
-from smartspec_py.engines.token_names import AddedTokens
-from smartspec_py.engines.trial import new_tokenizer
+from smartspec_py.engines.structured.grammar import FORCED_BYTES, GrammarState
+from smartspec_py.engines.structured.guides import compiled, grammar_text
+from smartspec_py.engines.structured.token_names import AddedTokens
+from smartspec_py.engines.structured.trial import new_tokenizer
 
 FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FILE))

@@ -13,9 +13,9 @@ from tokenizers.normalizers import Replace as Replaced
 
 from smartspec_py.core.types import GuideType
 from smartspec_py.defaults import JSON_STYLE
-from smartspec_py.engines.guides import GrammarError, compiled, grammar_text
-from smartspec_py.engines.token_names import AddedTokens
-from smartspec_py.engines.trial import new_tokenizer
+from smartspec_py.engines.structured.guides import GrammarError, compiled, grammar_text
+from smartspec_py.engines.structured.token_names import AddedTokens
+from smartspec_py.engines.structured.trial import new_tokenizer
 
 FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[CALL]"]

@@ -16,9 +16,9 @@ from smartspec_gateway.openai.formats.calls import parameter_types
 from smartspec_gateway.openai.formats.guides import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, ToolParser
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.guides import compiled, grammar_text
-from smartspec_py.engines.token_names import MARKS, AddedTokens, with_marks_as_text
-from smartspec_py.engines.trial import new_tokenizer
+from smartspec_py.engines.structured.guides import compiled, grammar_text
+from smartspec_py.engines.structured.token_names import MARKS, AddedTokens, with_marks_as_text
+from smartspec_py.engines.structured.trial import new_tokenizer
 
 FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
 SCHEMA = {

@@ -18,7 +18,7 @@ from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.formats.reasoning import ReasoningParser, ends_in_reasoning, is_open
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.compiler import GrammarCompiler
+from smartspec_py.engines.structured.compiler import GrammarCompiler
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello!"}]

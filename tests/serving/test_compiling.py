@@ -23,10 +23,10 @@ from tokenizers.models import WordLevel
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import FinishReason, GuideType
-from smartspec_py.engines.compiler import CompiledGrammar, GrammarCompiler
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.guides import GrammarError
-from smartspec_py.engines.trial import CompileLimits, CrashError, TooSlowError
+from smartspec_py.engines.structured.compiler import CompiledGrammar, GrammarCompiler
+from smartspec_py.engines.structured.guides import GrammarError
+from smartspec_py.engines.structured.trial import CompileLimits, CrashError, TooSlowError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
@@ -379,7 +379,7 @@ def test_a_helper_that_hangs_is_replaced(engine: Engine, monkeypatch: pytest.Mon
     with running(engine, UNLIMITED) as server:
         stopped = helper(server)
         os.kill(stopped, signal.SIGSTOP)
-        monkeypatch.setattr("smartspec_py.engines.trial.HANGS_S", 0.1)
+        monkeypatch.setattr("smartspec_py.engines.structured.trial.HANGS_S", 0.1)
         fails = ask(server, "(a|b){3}", GuideType.REGEX)
         fails.wait(WAIT_S)
         assert fails.error == (
@@ -452,7 +452,7 @@ def test_compiled_grammars_are_kept_and_bounded(engine: Engine, compiler: Gramma
 def test_the_memory_of_compiled_grammars_is_bounded(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smartspec_py.engines.compiler.MAX_KEPT_BYTES", 40 * 2**20)
+    monkeypatch.setattr("smartspec_py.engines.structured.compiler.MAX_KEPT_BYTES", 40 * 2**20)
     for number in range(4):
         texts = json.dumps([f"{number} {n}" for n in range(10_000)])
         compiler.compile(GuideType.CHOICE, texts)

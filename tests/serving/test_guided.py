@@ -14,7 +14,7 @@ import pytest
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, GuideType, Verification
-from smartspec_py.engines.guides import _check_multiples
+from smartspec_py.engines.structured.guides import _check_multiples
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server

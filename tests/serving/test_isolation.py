@@ -19,9 +19,9 @@ from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.decoding import shaping
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.drafts.lookup import PromptLookupProposer
-from smartspec_py.engines.grammar import GrammarState
 from smartspec_py.engines.local import target as target_module
 from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.structured.grammar import GrammarState
 from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving import scheduler as scheduler_module
 from smartspec_py.serving.admission import CacheLedger

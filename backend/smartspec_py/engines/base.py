@@ -167,7 +167,7 @@ class TargetCapabilities:
 
 
 class Grammar(Protocol):
-    """Follows the text of one sequence; see `engines.grammar.GrammarState`."""
+    """Follows the text of one sequence; see `engines.structured.grammar.GrammarState`."""
 
     @property
     def error(self) -> str: ...

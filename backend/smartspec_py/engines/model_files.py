@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.engines.token_names import with_marks_as_text
+from smartspec_py.engines.structured.token_names import with_marks_as_text
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig

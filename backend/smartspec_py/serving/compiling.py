@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from smartspec_py.core.types import GuideType
 from smartspec_py.defaults import GUIDE_FIELD
-from smartspec_py.engines.compiler import CompiledGrammar, GrammarCompiler
-from smartspec_py.engines.guides import GrammarError
-from smartspec_py.engines.trial import CompileLimits, TooSlowError, TrialEnded, Unwanted
+from smartspec_py.engines.structured.compiler import CompiledGrammar, GrammarCompiler
+from smartspec_py.engines.structured.guides import GrammarError
+from smartspec_py.engines.structured.trial import CompileLimits, TooSlowError, TrialEnded, Unwanted
 from smartspec_py.serving.messages import SHUTTING_DOWN, ResponseState
 from smartspec_py.serving.request import ErrorCode, FieldError, Request, RequestError
 from smartspec_py.serving.responder import Claim, Responder

@@ -19,10 +19,10 @@ from typing import Any
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import GRAMMAR, GUIDE_FIELDS
-from smartspec_py.engines.compiler import GrammarCompiler
 from smartspec_py.engines.drafts.grammar import GrammarProposer
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.trial import COMPILE_LIMITS, CompileLimits
+from smartspec_py.engines.structured.compiler import GrammarCompiler
+from smartspec_py.engines.structured.trial import COMPILE_LIMITS, CompileLimits
 from smartspec_py.faults import sentence
 from smartspec_py.serving.compiling import Compiling
 from smartspec_py.serving.inbox import Inbox

@@ -20,7 +20,7 @@ from smartspec_gateway.openai.formats import histories, reasoning
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, format_of
 from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
-from smartspec_py.engines.token_names import with_marks_as_text
+from smartspec_py.engines.structured.token_names import with_marks_as_text
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 

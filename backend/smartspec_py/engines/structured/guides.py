@@ -1,6 +1,6 @@
 """From the guide of a request to a compiled grammar of the library llguidance.
 
-Compiling can take any time and memory, so `engines.trial` does it first in a process of its own.
+Compiling can take any time and memory, so `trial` does it first in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from smartspec_py.core.types import GuideType
 from smartspec_py.defaults import JSON_STYLE, lark_text
-from smartspec_py.engines.token_names import LARK_JSON, AddedTokens
+from smartspec_py.engines.structured.token_names import LARK_JSON, AddedTokens
 
 MAX_REASON = 300
 """Characters of an error. The library quotes whole lines of a grammar, and a status over gRPC has a

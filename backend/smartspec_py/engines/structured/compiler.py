@@ -11,10 +11,10 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.grammar import GrammarState
-from smartspec_py.engines.guides import GrammarError, compiled
-from smartspec_py.engines.token_names import AddedTokens
-from smartspec_py.engines.trial import (
+from smartspec_py.engines.structured.grammar import GrammarState
+from smartspec_py.engines.structured.guides import GrammarError, compiled
+from smartspec_py.engines.structured.token_names import AddedTokens
+from smartspec_py.engines.structured.trial import (
     COMPILE_LIMITS,
     CompileLimits,
     CrashError,

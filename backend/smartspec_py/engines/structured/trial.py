@@ -32,8 +32,14 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.guides import GrammarError, compiled, grammar_text, look_ahead, short
-from smartspec_py.engines.token_names import AddedTokens
+from smartspec_py.engines.structured.guides import (
+    GrammarError,
+    compiled,
+    grammar_text,
+    look_ahead,
+    short,
+)
+from smartspec_py.engines.structured.token_names import AddedTokens
 
 POLL_S = 0.05
 """Time between checks whether anyone still waits for a grammar."""
@@ -60,7 +66,7 @@ setup = json.load(sys.stdin)
 sys.path[:] = setup["path"]
 spec = spec_from_file_location("smartspec_py", setup["package"])
 sys.modules["smartspec_py"] = module_from_spec(spec)
-from smartspec_py.engines.trial import serve
+from smartspec_py.engines.structured.trial import serve
 serve(setup)
 """
 """As in model.py, the package need not be installed."""
@@ -128,7 +134,7 @@ class Trials:
     ) -> None:
         self._setup: dict[str, Any] = {
             "path": sys.path,
-            "package": str(Path(__file__).parents[1] / "__init__.py"),
+            "package": str(Path(__file__).parents[2] / "__init__.py"),
             "tokenizer": tokenizer.to_str(),
             "vocab_size": vocab_size,
             "end_tokens": list(end_tokens),

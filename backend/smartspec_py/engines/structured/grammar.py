@@ -19,8 +19,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from smartspec_py.engines.guides import reason
 from smartspec_py.engines.host_time import Cause, HostTime
+from smartspec_py.engines.structured.guides import reason
 from smartspec_py.faults import ENDS, sentence
 
 logger = logging.getLogger(__name__)
