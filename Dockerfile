@@ -1,15 +1,17 @@
 # Two images for linux/amd64:
 #
-#   docker build --target cpu -t smartspec:cpu .    NVIDIA's Triton image, PyTorch on a CPU, a tiny pair
+#   docker build --target cpu -t smartspec:cpu .    Python with the wheel of Triton, and a tiny pair
 #   docker build --target gpu -t smartspec:gpu .    NVIDIA's Triton image with TensorRT-LLM
 #
 # Both serve the models that /models/smartspec/1/engine.json names, and drain on SIGTERM. The stop
 # timeout must be longer than limits.drain_s plus 20 s (docker stop -t 60). docs/operate/deploy.md
-# explains how to run them.
+# explains how to run them, and scripts/check_image builds and tries the first.
 
-# Use 26.05 or newer: older versions have known remote vulnerabilities (docs/operate/security.md).
 ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
-ARG TRITON_CPU_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
+# Base of `cpu`. With nvcr.io/nvidia/tritonserver:26.07-py3 it serves by that Triton instead of the
+# wheel's. NVIDIA's images must be 26.05 or newer: older ones have known remote vulnerabilities
+# (docs/operate/security.md).
+ARG CPU_IMAGE=${PYTHON_IMAGE}
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 
 # Builds the wheel of this package for both images.
@@ -20,18 +22,18 @@ COPY backend ./backend
 COPY tools ./tools
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
-FROM ${TRITON_CPU_IMAGE} AS cpu
+FROM ${CPU_IMAGE} AS cpu
 LABEL org.opencontainers.image.title="SmartSpec for Triton, CPU" \
       org.opencontainers.image.description="Speculative decoding by goodput; PyTorch on a CPU" \
       org.opencontainers.image.licenses="Apache-2.0"
-# NVIDIA's image starts as root. Packages are installed as root; the server runs as user 1000.
+# Packages are installed as root; the server runs as user 1000.
 # hadolint ignore=DL3002
 USER 0
 # Index of CPU builds of torch. Without it, pip installs the CUDA build, which is gigabytes larger.
 ARG TORCH_INDEX=""
 WORKDIR /src
-# A separate virtual environment, so that NVIDIA's packages do not change. It has no pip, because
-# Debian's Python has no ensurepip.
+# A separate virtual environment, so that the packages of the base do not change. It has no pip,
+# because the server needs none.
 RUN python3 -m venv --without-pip /opt/smartspec \
     && install -d -o 1000 -g 1000 /var/cache/smartspec
 # Packages are installed before the source, so that a source change does not rebuild their layers.
@@ -47,16 +49,21 @@ COPY --from=wheel /dist /dist
 RUN python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir --no-deps \
         /dist/smartspec_py-*.whl \
     && python3 -m pip --python /opt/smartspec/bin/python check
+# Fails if the base has no Triton and no Python that the wheel of Triton has a stub for.
+RUN /opt/smartspec/bin/python -c "from smartspec_launch import files; files.find_installation()"
 # The stub of Triton's Python backend uses the packages of the first python3 on PATH.
+# SMARTSPEC_ALLOW_REMOTE: who can reach a container is decided outside it, by the published ports.
 ENV PATH=/opt/smartspec/bin:$PATH \
     HF_HOME=/var/cache/smartspec/huggingface \
     HOME=/var/cache/smartspec \
     PYTHONUNBUFFERED=1 \
+    SMARTSPEC_ALLOW_REMOTE=1 \
     XDG_CACHE_HOME=/var/cache
 COPY engines_build/tiny /models/tiny
 COPY deploy/image/tiny.json /models/smartspec/1/engine.json
 COPY deploy/image/entrypoint.py deploy/image/healthcheck.py /opt/smartspec/
 USER 1000:1000
+VOLUME ["/var/cache/smartspec"]
 EXPOSE 8000 8001 8002 9000
 HEALTHCHECK --interval=30s --timeout=65s --start-period=300s --retries=2 \
     CMD ["python", "/opt/smartspec/healthcheck.py"]
@@ -89,6 +96,7 @@ ENV HF_HOME=/var/cache/smartspec/huggingface \
     XDG_CACHE_HOME=/var/cache
 COPY deploy/image/entrypoint.py deploy/image/healthcheck.py ./
 USER 1000:1000
+VOLUME ["/var/cache/smartspec"]
 EXPOSE 8000 8001 8002 9000
 HEALTHCHECK --interval=30s --timeout=65s --start-period=1800s --retries=2 \
     CMD ["python3", "/opt/smartspec/healthcheck.py"]

@@ -7,6 +7,7 @@ always matches the version of the package.
 
     SMARTSPEC_ENGINE_JSON   path of engine.json; default /models/smartspec/1/engine.json
     SMARTSPEC_HOST          address to listen on; default 0.0.0.0
+    SMARTSPEC_ALLOW_REMOTE  1: an old Triton may listen there, with a warning; the CPU image sets it
     SMARTSPEC_OPENAI_PORT   port of the OpenAI-compatible endpoint; default 9000; 0: none
     SMARTSPEC_API_KEY       its API keys, one per line; without, it needs none
     SMARTSPEC_ALIASES       additional names of the model, such as ensemble,tensorrt_llm_bls
@@ -76,9 +77,12 @@ def openai_of(config: ServerConfig) -> OpenAi | None:
 
 
 def check_exposure(address: Address) -> None:
-    """Raises LaunchError if this Triton must not listen on this address."""
-    if reason := exposure(address):
+    """Raises LaunchError if this Triton must not listen on this address; warns if it may."""
+    reason = exposure(address)
+    if reason and os.environ.get("SMARTSPEC_ALLOW_REMOTE") != "1":
         raise LaunchError(f"{reason}; use a newer image, or SMARTSPEC_HOST=127.0.0.1")
+    if reason:
+        print(f"Warning: {reason}; publish the ports to clients that you trust", file=sys.stderr)
 
 
 def with_cache(config: ServerConfig) -> ServerConfig:

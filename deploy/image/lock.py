@@ -1,51 +1,65 @@
 """Writes locked.txt again: the same packages and versions, with the hashes of their wheels.
 
 Run it after a version in locked.txt was changed or a line was added. pip selects the wheels that
-the CPU image installs, whatever this machine is. The image is built with --require-hashes.
+the CPU image installs on each of its bases, whatever this machine is. The image is built with
+--require-hashes.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 FILE = Path(__file__).with_name("locked.txt")
-NEWEST_GLIBC = 39
-"""Of Ubuntu 24.04, on which the image is based: 2.39."""
-
-PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, 4, -1)]
-PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
-PYTHON = ["--implementation=cp", "--python-version=3.12", "--abi=cp312", "--abi=abi3", "--abi=none"]
+BASES = {"3.11": 36, "3.12": 39}
+"""Python and the minor version of glibc 2: of Debian 12, and of NVIDIA's image (Ubuntu 24.04)."""
 
 
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def hashes_of(pins: list[Requirement], python: str, glibc: int) -> dict[str, str]:
+    """The sha256 of each wheel that this base installs, by the normal name of its package."""
+    tag = "cp" + python.replace(".", "")
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+    command += ["--ignore-requires-python", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--implementation=cp", f"--python-version={python}"]
+    command += [f"--abi={abi}" for abi in (tag, "abi3", "none")]
+    command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(glibc, 4, -1)]
+    command += [f"--platform=manylinux{name}_x86_64" for name in ("2014", "2010", "1")]
+    wanted = [f"{each.name}{each.specifier}" for each in pins if installs(each, python)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        subprocess.run([*command, "--target", folder, "--report", str(report), *wanted], check=True)
+        found = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return {
+        canonicalize_name(each["metadata"]["name"]): each["download_info"]["archive_info"][
+            "hashes"
+        ]["sha256"]
+        for each in found
+    }
+
+
+def installs(pin: Requirement, python: str) -> bool:
+    return pin.marker is None or pin.marker.evaluate({"python_version": python})
 
 
 def main() -> None:
     ArgumentParser(description=__doc__).parse_args()
     lines = FILE.read_text(encoding="utf-8").splitlines()
     comments = [line for line in lines if line.startswith("#")]
-    pins = [line.split()[0] for line in lines if "==" in line and not line.startswith("#")]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        options = ["--dry-run", "--ignore-installed", "--ignore-requires-python", "--no-deps"]
-        options += ["--only-binary=:all:", "--quiet"]
-        platforms = [f"--platform={one}" for one in PLATFORMS]
-        command = [sys.executable, "-m", "pip", "install", *options, *PYTHON, *platforms]
-        command += ["--target", folder, "--report", str(report), *pins]
-        subprocess.run(command, check=True)
-        found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    hashes = {
-        _normal(one["metadata"]["name"]): one["download_info"]["archive_info"]["hashes"]["sha256"]
-        for one in found
-    }
-    locked = [f"{pin} --hash=sha256:{hashes[_normal(pin.split('==')[0])]}" for pin in pins]
+    texts = [line.partition(" --hash")[0] for line in lines if not line.startswith("#")]
+    pins = [Requirement(text) for text in texts]
+    found = {python: hashes_of(pins, python, glibc) for python, glibc in BASES.items()}
+    locked = []
+    for text, pin in zip(texts, pins, strict=True):
+        name = canonicalize_name(pin.name)
+        hashes = dict.fromkeys(found[base][name] for base in BASES if installs(pin, base))
+        locked.append(" ".join([text, *(f"--hash=sha256:{each}" for each in hashes)]))
     FILE.write_text("\n".join([*comments, *locked]) + "\n", encoding="utf-8")
 
 
