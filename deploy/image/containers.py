@@ -120,7 +120,7 @@ class Docker:
         return output(self.program, "exec", NAME, *command)
 
     def stop(self) -> int:
-        checked(self.program, "stop", "--time", str(STOP_S), NAME)
+        checked(self.program, "stop", "-t", str(STOP_S), NAME)
         return int(checked(self.program, "inspect", "--format", "{{.State.ExitCode}}", NAME))
 
     def log(self) -> str:
