@@ -137,6 +137,17 @@ def test_packages_form_layers() -> None:
         assert not forbidden & tops_of(folder.rglob("*.py")), package
 
 
+def test_the_parts_of_the_endpoint_form_layers() -> None:
+    """Formats of models know no API, and APIs not the application that serves them."""
+    package = "smartspec_gateway.openai"
+    application = ("app", "endpoint", "pieces")
+    for part, above in (("formats", ("apis", *application)), ("apis", application)):
+        forbidden = {f"{package}.{name}" for name in above}
+        for path in (TOOLS / package.replace(".", "/") / part).glob("*.py"):
+            found = {".".join(name.split(".")[:3]) for name in imports_of(path)}
+            assert not found & forbidden, path
+
+
 def test_the_folder_serves_without_being_installed(tmp_path: Path) -> None:
     """A copy of the backend, in a Python that has its dependencies but not this project."""
     folder = tmp_path / "smartspec_py"

@@ -10,8 +10,12 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer
 
-from smartspec_gateway.openai.apis.chat_schema import Tool
-from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar, format_of
+from smartspec_gateway.openai.formats.call_grammar import (
+    CallFormat,
+    Function,
+    call_grammar,
+    format_of,
+)
 from smartspec_gateway.openai.formats.calls import parameter_types
 from smartspec_gateway.openai.formats.guides import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, ToolParser
@@ -32,10 +36,7 @@ SCHEMA = {
     "required": ["q", "unit"],
     "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}}},
 }
-TOOLS = [
-    Tool.model_validate({"type": "function", "function": {"name": "find", "parameters": SCHEMA}}),
-    Tool.model_validate({"type": "function", "function": {"name": "now"}}),
-]
+FUNCTIONS: list[Function] = [("find", SCHEMA), ("now", None)]
 FIND = {"q": "a < b", "unit": "km"}
 TEXTS = {
     CallFormat.HERMES: '<tool_call>\n{"name": "find", "arguments": %s}\n</tool_call>',
@@ -93,7 +94,7 @@ def calls_of(parser: ToolParser | ForcedCallParser, text: str) -> list[tuple[str
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("call_format", TEXTS)
 def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
-    grammar = call_grammar(TOOLS, call_format, may_repeat=True)
+    grammar = call_grammar(FUNCTIONS, call_format, may_repeat=True)
     text = TEXTS[call_format] % json.dumps(FIND)
     separator = "; " if call_format is CallFormat.LLAMA else "\n"
     twice = f"{text}{separator}{text}"
@@ -101,19 +102,19 @@ def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
     assert follows(kind, grammar, twice)
     assert not follows(kind, grammar, text.replace("find", "other"))
     assert not follows(kind, grammar, text.replace('"km"', '"cm"'))
-    types = {tool.function.name: parameter_types(tool.function.parameters) for tool in TOOLS}
+    types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
     for parser in (ForcedCallParser(), ToolParser(types)):
         assert calls_of(parser, twice) == [("find", FIND)] * 2
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_required_calls_in_xml(kind: str) -> None:
-    grammar = call_grammar(TOOLS, CallFormat.QWEN_XML, may_repeat=True)
+    grammar = call_grammar(FUNCTIONS, CallFormat.QWEN_XML, may_repeat=True)
     plain = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
     assert follows(kind, grammar, f"{XML}\n{plain}")
     assert not follows(kind, grammar, XML.replace("\nkm\n", "\ncm\n"))
     assert not follows(kind, grammar, XML.replace('{"x": 3}', "3"))
-    types = {tool.function.name: parameter_types(tool.function.parameters) for tool in TOOLS}
+    types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
     found = calls_of(ToolParser(types), f"{XML}\n{plain}")
     assert found == [("find", {**FIND, "place": {"x": 3}}), ("now", {})]
 
@@ -133,7 +134,7 @@ def test_the_format_is_what_the_template_asks_for() -> None:
         ("json_schema", '{"type": "integer"}', "12", "x"),
         ("choice", '["yes", "no"]', "yes", "nope"),
         ("regex", "[a-c]/[d-f]", "a/d", "a/a"),
-        ("tools", call_grammar(TOOLS, CallFormat.LLAMA, False), "", ""),
+        ("tools", call_grammar(FUNCTIONS, CallFormat.LLAMA, False), "", ""),
     ],
 )
 def test_a_thought_ends(

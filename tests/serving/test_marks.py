@@ -12,7 +12,6 @@ from heads_served import MODEL, config_of, serving
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from smartspec_gateway.openai.apis.chat_schema import Tool
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar
 from smartspec_gateway.openai.formats.guides import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ToolParser
@@ -31,7 +30,6 @@ SCHEMA = {
     "required": ["where", "number"],
     "additionalProperties": False,
 }
-TOOL = Tool.model_validate({"type": "function", "function": {"name": "find", "parameters": SCHEMA}})
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_required_calls_are_the_same_with_every_policy(
     server: Server, call_format: CallFormat, is_behind_thought: bool
 ) -> None:
-    grammar = call_grammar([TOOL], call_format, may_repeat=False)
+    grammar = call_grammar([("find", SCHEMA)], call_format, may_repeat=False)
     if is_behind_thought:
         grammar = behind_reasoning("ebnf_grammar", grammar, "tools", False, end_is_token=True)[1]
     guide = {"guide_type": GuideType.EBNF_GRAMMAR, "guide": grammar}

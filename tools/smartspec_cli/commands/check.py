@@ -42,8 +42,7 @@ from smartspec_cli.commands.settings import (
     parsed,
     server_config,
 )
-from smartspec_gateway.openai.apis.chat_schema import Tool
-from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar
+from smartspec_gateway.openai.formats.call_grammar import CallFormat, Function, call_grammar
 from smartspec_launch.gateway import adapter_names, tokenizer_dir
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig, TorchEngineConfig
@@ -85,10 +84,7 @@ PLACE = {
     },
     "required": ["name", "kind"],
 }
-TOOLS = tuple(
-    Tool.model_validate({"type": "function", "function": {"name": name, "parameters": schema}})
-    for name, schema in (("find_place", PLACE), ("current_time", {"type": "object"}))
-)
+FUNCTIONS: list[Function] = [("find_place", PLACE), ("current_time", None)]
 """Functions of which the guided requests must call one or more."""
 
 
@@ -167,7 +163,7 @@ def _requests(
     call_format: CallFormat = CallFormat.HERMES,
 ) -> list[GenerateParams]:
     """A request for each text and temperature, and a guided one for each fourth text."""
-    grammar = call_grammar(TOOLS, call_format, may_repeat=True)
+    grammar = call_grammar(FUNCTIONS, call_format, may_repeat=True)
     guided = {"guide_type": GuideType.EBNF_GRAMMAR, "guide": grammar}
     chosen = [
         *((index, PENALTIES[index % len(PENALTIES)]) for index in range(len(texts))),

@@ -197,8 +197,9 @@ class Requests:
         """The fields of the grammar, if there is one."""
         guides = asked.guides
         if isinstance(asked, ChatRequest) and asked.must_call:
-            tools, call_format = asked.callable_tools, self.prompts.call_format
-            grammar = call_grammar(tools, call_format, asked.may_call_twice)
+            given = [tool.function for tool in asked.callable_tools]
+            functions = [(function.name, function.parameters) for function in given]
+            grammar = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
             guides["tools"] = "ebnf_grammar", grammar
         if len(guides) > 1:
             first, second, *_ = guides

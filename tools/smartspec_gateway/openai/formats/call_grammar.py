@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
-from smartspec_gateway.openai.apis.chat_schema import Tool
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END
 from smartspec_py.defaults import JSON_STYLE
@@ -36,18 +35,23 @@ def format_of(template: str) -> CallFormat:
     return CallFormat.HERMES if is_hermes else CallFormat.LLAMA
 
 
-def call_grammar(tools: Sequence[Tool], call_format: CallFormat, may_repeat: bool) -> str:
-    """A Lark grammar of one call of these tools, or of several."""
+Function = tuple[str, Mapping[str, Any] | None]
+"""The name of a function, and the JSON schema of its parameters."""
+
+
+def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_repeat: bool) -> str:
+    """A Lark grammar of one call of these functions, or of several."""
+    functions = list(functions)
     separator = "; " if call_format is CallFormat.LLAMA else "\n"
-    names = " | ".join(f"call{number}" for number in range(len(tools)))
+    names = " | ".join(f"call{number}" for number in range(len(functions)))
     more = f" ({_text(separator)} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
     rules = [f"start: call{more}", f"call: {names}"]
-    for number, tool in enumerate(tools):
-        schema = {**(tool.function.parameters or {}), "type": "object"}
+    for number, (name, parameters) in enumerate(functions):
+        schema = {**(parameters or {}), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
-            rules += _xml_rules(number, tool.function.name, schema)
+            rules += _xml_rules(number, name, schema)
         else:
-            rules += _json_rules(number, tool.function.name, schema, call_format)
+            rules += _json_rules(number, name, schema, call_format)
     return "\n".join(rules + ([VALUE] if call_format is CallFormat.QWEN_XML else []))
 
 
