@@ -21,14 +21,14 @@ import typer
 from pydantic import BaseModel
 
 from smartspec_cli.app import app
-from smartspec_gateway.openai.apis.chat_schema import ChatRequest, IgnoredInChats
+from smartspec_gateway.openai.apis.chat_schema import IgnoredInChats
 from smartspec_gateway.openai.apis.messages_schema import MessagesRequest
 from smartspec_gateway.openai.apis.responses_schema import ResponsesRequest
+from smartspec_gateway.openai.apis.routes import ROUTES
 from smartspec_gateway.openai.apis.schema import (
     MAX_INT32,
     REFUSED,
     TENSORS,
-    CompletionRequest,
     Generation,
     Ignored,
     Sampling,
@@ -183,11 +183,10 @@ def openai_fields() -> str:
     shared = _properties(Sampling) | ignored
     parts = ["## All routes\n", _fields(shared, ignored)]
     parts += ["## Chats and completions\n", _fields(_properties(Generation), shared)]
-    models = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
-    for model in models:
-        known = shared | (_properties(Generation) if issubclass(model, Generation) else {})
-        own = {name: f for name, f in _properties(model).items() if known.get(name) != f}
-        parts += [f"## `POST {model.route}`\n", _fields(own)]
+    for route in (route for route in ROUTES if route.writer is not None):
+        known = shared | (_properties(Generation) if issubclass(route.body, Generation) else {})
+        own = {name: f for name, f in _properties(route.body).items() if known.get(name) != f}
+        parts += [f"## `POST {route.path}`\n", _fields(own)]
     parts += ["## Accepted without effect\n", _fields(ignored)]
     only = f"Of chats only: {', '.join(IgnoredInChats.model_fields)}."
     parts += [_filled(f"{only} `{MessagesRequest.route}` has its own.") + "\n"]
