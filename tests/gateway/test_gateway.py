@@ -462,6 +462,15 @@ def test_more_connections_than_allowed_are_told_so(
             assert talk(address.http_port, b"").startswith(b"HTTP/1.1 503 ")
 
 
+def test_a_refused_body_does_not_hold_up_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its client stays connected. uvicorn says so if it gives a request up after SHUTDOWN_S."""
+    with socket.socket() as client, running_gateway(1, 1) as address:
+        client.connect(("127.0.0.1", address.http_port))
+        client.sendall(CHUNKED + b"\r\n" + chunk(b" ") * 5000)
+        assert client.recv(12) == b"HTTP/1.1 413"
+    assert "timeout graceful shutdown exceeded" not in capfd.readouterr().err
+
+
 def test_it_ends_with_its_launcher() -> None:
     """Its standard input is a pipe of the launcher, which is closed when the launcher dies."""
     process = subprocess.Popen(command(), stdin=subprocess.PIPE)

@@ -130,6 +130,12 @@ class BoundedProtocol(H11Protocol):
         # A close waits until the client has read all data.
         self.loop.call_later(LINGER_S, self.transport.abort)
 
+    def shutdown(self) -> None:
+        if self._is_refused:  # uvicorn would wait for the rest of a body
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def _set_deadline(self) -> None:
         """Start the deadline if a request has arrived in part; stop it otherwise."""
         state = self.conn.their_state
