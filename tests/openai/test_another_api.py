@@ -41,8 +41,6 @@ def prepared(requests: Requests, asked: PlainRequest) -> Prepared:
 
 
 class PlainWriter(Writer):
-    names = PlainRequest.names
-
     def __init__(self, found: Prepared, token_bytes: TokenBytes, count: Count) -> None:
         super().__init__(found, [Choice.of(found.wanted)], count)
 

@@ -19,7 +19,7 @@ from smartspec_gateway.openai.apis.requests import Requests, Settings
 from smartspec_gateway.openai.apis.route import Route
 from smartspec_gateway.openai.apis.routes import NUM_TOKENS, work_of
 from smartspec_gateway.openai.apis.validation import check_type
-from smartspec_gateway.openai.errors import ApiError, renamed
+from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.json_parts import json_bytes_response, json_response
 from smartspec_gateway.openai.model import Model
@@ -75,12 +75,11 @@ class Endpoint:
             return json_bytes_response(found)
         self._log(route.path, found.ignored)
         writer = route.writer(found, self.prompts.token_bytes, self._num_tokens)
-        pieces = pieces_of(self.model, found.choices, found.guide_field)
-        with renamed(writer.names):
-            if not found.stream:
-                document = await until_gone(request.receive, writer.whole(pieces))
-                return _told(found, await json_response(document))
-            await until_gone(request.receive, anext(pieces))
+        pieces = pieces_of(self.model, found.choices, found.guide_field, route.body.names)
+        if not found.stream:
+            document = await until_gone(request.receive, writer.whole(pieces))
+            return _told(found, await json_response(document))
+        await until_gone(request.receive, anext(pieces))
         shown = writer.events(pieces)
         return _told(found, StreamingResponse(shown, media_type="text/event-stream"))
 

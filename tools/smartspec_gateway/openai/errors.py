@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from smartspec_gateway.openai.surrogates import without_surrogates
@@ -67,12 +66,3 @@ class PromptTooLong(ApiError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._given
-
-
-@contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Gives errors that name a field of chats the name that the field has in another API."""
-    try:
-        yield
-    except ApiError as error:
-        raise error.renamed(names) from error

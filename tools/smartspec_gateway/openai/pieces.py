@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 
 from smartspec_gateway.openai.apis.choices import FINISH_REASONS
 from smartspec_gateway.openai.errors import ApiError
@@ -26,12 +27,16 @@ END_S = 1.0
 
 
 async def pieces_of(
-    model: Model, choices: Sequence[Fields], guide_field: str = ""
+    model: Model,
+    choices: Sequence[Fields],
+    guide_field: str = "",
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Arrival]:
     """The pieces of all choices as they arrive, with the number of the choice. None comes first,
     when all choices that begin at once are accepted, and later at times when nothing else comes.
 
-    guide_field: the field of the client's request that has the grammar, for errors.
+    For errors: guide_field is the field of the client's request that has the grammar. names are
+    fields of chats that have another name in its API.
     Closing the iterator cancels all requests. Raises ApiError.
     """
     queue: asyncio.Queue[tuple[int, Piece | ApiError | None]] = asyncio.Queue(MAX_PENDING)
@@ -46,7 +51,7 @@ async def pieces_of(
                     await queue.put((number, piece))
         except ApiError as error:
             of_client = error.about(guide_field) if error.param == GUIDE else error
-            await queue.put((number, of_client))
+            await queue.put((number, of_client.renamed(names)))
         except Exception:
             logger.exception("A choice could not be generated.")
             await queue.put((number, ApiError(500, "the endpoint failed: see its log")))

@@ -16,7 +16,6 @@ from pydantic_core import from_json
 from smartspec_gateway.openai.apis.chat_schema import ChatRequest, add_thought, check_calls
 from smartspec_gateway.openai.apis.choices import Choice, Prepared
 from smartspec_gateway.openai.apis.messages_schema import (
-    NAMES,
     AnthropicMessage,
     BlockText,
     MessagesPrompt,
@@ -277,7 +276,6 @@ class Block(Item):
 class MessageWriter(ItemWriter):
     """A message in progress."""
 
-    names = NAMES
     item_type = Block
     has_empty_text = False
     idle = 'event: ping\ndata: {"type": "ping"}\n\n'

@@ -26,7 +26,6 @@ from smartspec_gateway.openai.apis.chat_schema import (
 from smartspec_gateway.openai.apis.choices import Prepared
 from smartspec_gateway.openai.apis.requests import Requests
 from smartspec_gateway.openai.apis.responses_schema import (
-    NAMES,
     CallItem,
     CallOutputItem,
     MessageItem,
@@ -249,7 +248,6 @@ class OutputItem(Item):
 class ResponseWriter(ItemWriter):
     """A response in progress."""
 
-    names = NAMES
     after_last = after_error = DONE
     item_type = OutputItem
     has_empty_text = True

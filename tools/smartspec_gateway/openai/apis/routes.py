@@ -9,7 +9,7 @@ from smartspec_gateway.openai.apis import chats, completions, messages, response
 from smartspec_gateway.openai.apis.choices import Prepared
 from smartspec_gateway.openai.apis.requests import Requests
 from smartspec_gateway.openai.apis.validation import read
-from smartspec_gateway.openai.errors import ApiError, renamed
+from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.workers import Work
 
 ROUTES = (
@@ -35,8 +35,10 @@ def work_of(requests: Requests) -> Work:
         route = next(route for route in ROUTES if route.path == kind)
         asked: Any = read(body, route.body)
         requests.check_model(asked.model)
-        with renamed(route.body.names):
+        try:
             found = route.work(requests, asked)
+        except ApiError as error:
+            raise error.renamed(route.body.names) from None
         return found if isinstance(found, Prepared) else _json(found)
 
     return work

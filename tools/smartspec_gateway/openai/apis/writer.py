@@ -11,7 +11,6 @@ from collections.abc import (
     Callable,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import aclosing
@@ -39,9 +38,6 @@ prompt is read. Without it, clients and proxies would take the connection for de
 
 class Writer(ABC):
     """An answer in progress. Streamed or not, the same pieces are added."""
-
-    names: ClassVar[Mapping[str, str]] = {}
-    """Fields of chats that have another name in the API, for errors."""
 
     idle: ClassVar[str] = IDLE
     """What is sent while nothing else comes."""
@@ -82,7 +78,7 @@ class Writer(ABC):
                     yield part
                 yield self.after_last
             except ApiError as error:
-                async for part in self._sent(self._failed(error.renamed(self.names))):
+                async for part in self._sent(self._failed(error)):
                     yield part
                 yield self.after_error
 
