@@ -17,7 +17,7 @@ from smartspec_gateway.openai.formats.call_grammar import (
     format_of,
 )
 from smartspec_gateway.openai.formats.calls import parameter_types
-from smartspec_gateway.openai.formats.guides import behind_reasoning
+from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, ToolParser
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.structured.guides import compiled, grammar_text

@@ -75,7 +75,7 @@ class Endpoint:
             return json_bytes_response(found)
         self._log(route.path, found.ignored)
         writer = route.writer(found, self.prompts.token_bytes, self._num_tokens)
-        pieces = pieces_of(self.model, found.choices, found.guide_field, route.body.names)
+        pieces = pieces_of(self.model, found.choices, found.grammar_field, route.body.names)
         if not found.stream:
             document = await until_gone(request.receive, writer.whole(pieces))
             return _told(found, await json_response(document))

@@ -29,13 +29,13 @@ END_S = 1.0
 async def pieces_of(
     model: Model,
     choices: Sequence[Fields],
-    guide_field: str = "",
+    grammar_field: str = "",
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Arrival]:
     """The pieces of all choices as they arrive, with the number of the choice. None comes first,
     when all choices that begin at once are accepted, and later at times when nothing else comes.
 
-    For errors: guide_field is the field of the client's request that has the grammar. names are
+    For errors: grammar_field is the field of the client's request that has the grammar. names are
     fields of chats that have another name in its API.
     Closing the iterator cancels all requests. Raises ApiError.
     """
@@ -50,7 +50,7 @@ async def pieces_of(
                         raise ApiError(503, "the server ended the request: send it again later")
                     await queue.put((number, piece))
         except ApiError as error:
-            of_client = error.about(guide_field) if error.param == GUIDE else error
+            of_client = error.about(grammar_field) if error.param == GUIDE else error
             await queue.put((number, of_client.renamed(names)))
         except Exception:
             logger.exception("A choice could not be generated.")

@@ -324,16 +324,16 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
         return [tool for tool in self.usable_tools if tool.function.name in choice.function_names]
 
     @property
-    def guides(self) -> dict[str, tuple[str, str]]:
+    def grammars(self) -> dict[str, tuple[str, str]]:
         """A forced call has no response format: some clients send both, and want the call."""
         schema = self.response_format and self.response_format.schema_object
         schema = None if self.must_call else schema
         own = {} if schema is None else {"response_format": ("json_schema", json.dumps(schema))}
-        return super().guides | own
+        return super().grammars | own
 
     @property
     def tool_types(self) -> Tools:
-        if self.guides:
+        if self.grammars:
             return {}
         functions = [tool.function for tool in self.callable_tools]
         return {one.name: parameter_types(one.parameters) for one in functions}

@@ -62,7 +62,7 @@ class Prepared:
     wanted: Wanted
     model: str
     num_prompt: list[int]
-    guide_field: str
+    grammar_field: str
     stream: bool
     is_in_reasoning: bool | None = None
     own: Any = None

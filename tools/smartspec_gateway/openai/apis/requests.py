@@ -16,9 +16,9 @@ from smartspec_gateway.openai.apis.choices import Prepared, Wanted
 from smartspec_gateway.openai.apis.schema import MAX_CHOICES, Generation
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong
 from smartspec_gateway.openai.formats.call_grammar import call_grammar
-from smartspec_gateway.openai.formats.guides import behind_reasoning
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.formats.reasoning import END, ends_in_reasoning, is_open
+from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.special_names import CUT, num_characters
 from smartspec_gateway.openai.model import Fields, PromptTokens
 from smartspec_py.api.contract import MODEL_NAME
@@ -80,7 +80,7 @@ class Requests:
             Wanted.of(asked, self.prompts.call_format),
             asked.model or self.settings.name,
             num_prompt,
-            asked.guide_field,
+            asked.grammar_field,
             asked.stream,
             **more,
         )
@@ -138,7 +138,7 @@ class Requests:
         if len(prompts) * asked.n > MAX_CHOICES:
             message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
             raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
-        shared = {**self._shared(asked), **self._guide(asked, is_in_reasoning)}
+        shared = {**self._shared(asked), **self._grammar(asked, is_in_reasoning)}
         choices: list[Fields] = []
         for prompt in prompts:
             own = {
@@ -193,25 +193,25 @@ class Requests:
             raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
         return shared
 
-    def _guide(self, asked: Generation, is_in_reasoning: bool | None) -> Fields:
+    def _grammar(self, asked: Generation, is_in_reasoning: bool | None) -> Fields:
         """The fields of the grammar, if there is one."""
-        guides = asked.guides
+        grammars = asked.grammars
         if isinstance(asked, ChatRequest) and asked.must_call:
             given = [tool.function for tool in asked.callable_tools]
             functions = [(function.name, function.parameters) for function in given]
-            grammar = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
-            guides["tools"] = "ebnf_grammar", grammar
-        if len(guides) > 1:
-            first, second, *_ = guides
+            calls = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
+            grammars["tools"] = "ebnf_grammar", calls
+        if len(grammars) > 1:
+            first, second, *_ = grammars
             raise ApiError(400, f"{second}: not together with {first}", second)
-        for field, (kind, guide) in guides.items():
-            if (num_bytes := len(guide.encode())) > MAX_GUIDE_BYTES:
+        for field, (kind, text) in grammars.items():
+            if (num_bytes := len(text.encode())) > MAX_GUIDE_BYTES:
                 message = f"{field}: got {num_bytes} bytes, must be at most {MAX_GUIDE_BYTES} bytes"
                 raise ApiError(400, message, field)
             if is_in_reasoning is not None:
                 is_token = self.prompts.is_token(END)
-                kind, guide = behind_reasoning(kind, guide, field, is_in_reasoning, is_token)
-            return {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+                kind, text = behind_reasoning(kind, text, field, is_in_reasoning, is_token)
+            return {"guided_decoding_guide_type": kind, "guided_decoding_guide": text}
         return {}
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:

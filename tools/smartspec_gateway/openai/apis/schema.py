@@ -169,7 +169,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = Field(False, description="no effect")
 
 
-GUIDE_TYPES = {
+GRAMMAR_TYPES = {
     "json": "json_schema",
     "json_object": "json_schema",
     "regex": "regex",
@@ -192,15 +192,15 @@ class StructuredOutputs(Body):
 
     @model_validator(mode="after")
     def _has_one(self) -> StructuredOutputs:
-        if len(GUIDE_TYPES.keys() & self.model_dump(by_alias=True, exclude_none=True)) != 1:
-            raise ValueError(f"an object with exactly one of {', '.join(GUIDE_TYPES)}")
+        if len(GRAMMAR_TYPES.keys() & self.model_dump(by_alias=True, exclude_none=True)) != 1:
+            raise ValueError(f"an object with exactly one of {', '.join(GRAMMAR_TYPES)}")
         return self
 
 
-def _guides(prefix: str, given: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def _grammars(prefix: str, given: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Type and text of each grammar that is given, by the name of its field."""
     found = {}
-    for name, kind in GUIDE_TYPES.items():
+    for name, kind in GRAMMAR_TYPES.items():
         if (value := given.get(name)) is not None:
             value = {"type": "object"} if name == "json_object" else value
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -314,17 +314,17 @@ class Generation(Sampling, Ignored):
         return False
 
     @property
-    def guides(self) -> dict[str, tuple[str, str]]:
+    def grammars(self) -> dict[str, tuple[str, str]]:
         """Type and text of each grammar, by the name of its field."""
-        older = {name: getattr(self, f"guided_{name}", None) for name in GUIDE_TYPES}
+        older = {name: getattr(self, f"guided_{name}", None) for name in GRAMMAR_TYPES}
         newer = self.structured_outputs
         inner = newer.model_dump(by_alias=True) if newer else {}
-        return _guides("guided_", older) | _guides("structured_outputs.", inner)
+        return _grammars("guided_", older) | _grammars("structured_outputs.", inner)
 
     @property
-    def guide_field(self) -> str:
+    def grammar_field(self) -> str:
         """The field that has the grammar, if there is one. That of tools has no field."""
-        return next(iter(self.guides), "tools")
+        return next(iter(self.grammars), "tools")
 
     @property
     def tool_types(self) -> Tools:

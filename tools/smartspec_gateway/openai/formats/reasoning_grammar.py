@@ -23,7 +23,7 @@ THOUGHT: /(?s:.*)/"""
 
 
 def behind_reasoning(
-    kind: str, guide: str, field: str, is_inside: bool, end_is_token: bool
+    kind: str, text: str, field: str, is_inside: bool, end_is_token: bool
 ) -> tuple[str, str]:
     """The type and the text of the grammar of a whole answer.
 
@@ -33,24 +33,24 @@ def behind_reasoning(
     """
     block = "reasoning" if is_inside else f"({json.dumps(BEGIN)} reasoning)?"
     reasoning = f"{BY_TOKEN if end_is_token else BY_TEXT}\n{REASONING}"
-    return "ebnf_grammar", f"start: {block} answer\n{reasoning}\n{_answer(kind, guide, field)}"
+    return "ebnf_grammar", f"start: {block} answer\n{reasoning}\n{_answer(kind, text, field)}"
 
 
-def _answer(kind: str, guide: str, field: str) -> str:
+def _answer(kind: str, text: str, field: str) -> str:
     """Rules of Lark that define `answer`."""
     if kind == "json_schema":
-        schema = _parsed(guide, field)
+        schema = _parsed(text, field)
         if not isinstance(schema, dict):
             raise ApiError(400, f"{field}: must be a JSON object", field)
         return f"answer: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
     if kind == "choice":
-        return f"answer: TEXT\nTEXT: {' | '.join(map(lark_text, _parsed(guide, field)))}"
+        return f"answer: TEXT\nTEXT: {' | '.join(map(lark_text, _parsed(text, field)))}"
     if kind == "regex":
-        escaped = ESCAPED_OR_SLASH.sub(lambda one: "\\/" if one[0] == "/" else one[0], guide)
+        escaped = ESCAPED_OR_SLASH.sub(lambda one: "\\/" if one[0] == "/" else one[0], text)
         return f"answer: /{escaped}/"
     if field != "tools":
         raise ApiError(400, f"{field}: not for a model that writes reasoning first", field)
-    return guide.replace("start: ", "answer: ", 1)
+    return text.replace("start: ", "answer: ", 1)
 
 
 def _parsed(text: str, field: str) -> Any:
