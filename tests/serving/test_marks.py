@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar
-from smartspec_gateway.openai.formats.guides import behind_reasoning
+from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ToolParser
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import GuideType
