@@ -300,9 +300,9 @@ class ServerConfig(_Layer):
     planner: PlannerConfig = PlannerConfig()
     """the table of the policy `batch_table`."""
     served_model_name: Annotated[list[str], Field(max_length=MAX_ADAPTERS)] = []
-    """names of the model in OpenAI's and Anthropic's API; metrics and reports have the first one.
-    Without any, it is that of the model's folder or GGUF file, or its name on the hub. `smartspec`
-    is accepted too."""
+    """names of the model for clients of all APIs; metrics and reports have the first one. Without
+    any, it is that of the model's folder or GGUF file, or its name on the hub. `smartspec` is
+    accepted too."""
     policy: str = "goodput"
     """policy of requests that name none."""
     proposer: Literal["auto", "draft_model", "heads", "prompt_lookup"] = "auto"

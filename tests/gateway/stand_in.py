@@ -8,7 +8,7 @@ import json
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -137,9 +137,10 @@ def running_gateway(
     pipe: tuple[int, int] | None = None,
     openai: OpenAi | None = None,
     context_len: int = 512,
+    names: Sequence[str] = (),
 ) -> Iterator[Address]:
     """Its address. grpc_port, http_port: of Triton. pipe: the lifeline and its other end, for tests
-    that write to it. context_len: 0 if the model is not ready."""
+    that write to it. context_len: 0 if the model is not ready. names: of the model."""
     address = replace(
         free_address(),
         triton_grpc_port=grpc_port,
@@ -148,7 +149,7 @@ def running_gateway(
     )
     lifeline, end = pipe or os.pipe()
     os.write(end, b'{"context_len": %d}\n' % context_len)
-    thread = threading.Thread(target=asyncio.run, args=(serve(address, openai, lifeline),))
+    thread = threading.Thread(target=asyncio.run, args=(serve(address, openai, lifeline, names),))
     thread.start()
     try:
         _wait_until_it_answers(address.http_port)

@@ -36,6 +36,7 @@ from smartspec_gateway.limits import (
     Limits,
     connections_for,
 )
+from smartspec_gateway.names import Names
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.triton import CONNECT_S, Triton
 from smartspec_gateway.v2 import V2, Metrics
@@ -63,23 +64,27 @@ def main() -> None:
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != INCOMPLETE)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    asyncio.run(serve(*from_json(sys.argv[1]), 0))
+    address, openai, names = from_json(sys.argv[1])
+    asyncio.run(serve(address, openai, 0, names))
 
 
-async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
+async def serve(
+    address: Address, openai: OpenAi | None, lifeline: int, names: Sequence[str] = ()
+) -> None:
     """Serve until `lifeline` is closed, which is a pipe that the parent process keeps open."""
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     ended = asyncio.Event()
     limits = Limits(max_connections=connections_for(num_files))
     workers = Workers(limits, as_json(address, openai))
-    grpc_front = GrpcFront(address.triton_grpc_url, limits, workers)
+    known = Names(names)
+    grpc_front = GrpcFront(address.triton_grpc_url, limits, workers, known)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     connector = aiohttp.TCPConnector(limit=OTHERS * limits.max_connections)
     async with (
         Triton(address.triton_url, GENERATING * limits.max_connections) as triton,
         aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
     ):
-        v2 = V2(triton, session, address.triton_url, workers)
+        v2 = V2(triton, session, address.triton_url, workers, known)
         metrics = Metrics(session, address.triton_metrics_url)
         servers = [
             _server(v2, address.host, address.http_port, limits, triton_error, ended),

@@ -1,4 +1,5 @@
-"""Triton's gRPC service, with limits. Messages pass through as bytes; only requests are read.
+"""Triton's gRPC service, with limits. Messages pass through as bytes; only requests are read, and
+get the name by which Triton knows the model.
 
 Served are streamed inference, health, metadata, configuration and statistics. Other methods are
 unimplemented. One tensor parameter is enough to end Triton 2.51 (`classification` of an output), so
@@ -25,6 +26,7 @@ from smartspec_gateway.limits import (
     Limits,
     Refused,
 )
+from smartspec_gateway.names import Names, name_in
 from smartspec_gateway.workers import Workers
 from smartspec_py.api.contract import GATEWAY
 
@@ -62,9 +64,9 @@ OF_TENSORS = "parameters of tensors (shared memory, classification) are not supp
 class GrpcFront:
     """The server. `start` binds its port."""
 
-    def __init__(self, triton_url: str, limits: Limits, workers: Workers) -> None:
+    def __init__(self, triton_url: str, limits: Limits, workers: Workers, names: Names) -> None:
         """triton_url: host:port of Triton's gRPC."""
-        self._limits, self._workers = limits, workers
+        self._limits, self._workers, self._names = limits, workers, names
         self._num_streams = 0
         self._channel = grpc.aio.insecure_channel(triton_url, options=UNLIMITED)
         self._server = grpc.aio.server(
@@ -104,6 +106,7 @@ class GrpcFront:
                     self._limits.check_open()
                 if len(request) > UNARY_BYTES:
                     raise Refused(413, f"must be at most {UNARY_BYTES} bytes")
+                request = self._names.message(request, name_in(request))
                 return bytes(await call(request, timeout=UNARY_S))
             except Refused as refused:
                 await context.abort(CODES[refused.status], refused.message)
@@ -151,8 +154,8 @@ class GrpcFront:
                     self._limits.hold(len(raw))
                     self._limits.check_open()
                     self._limits.check_size(len(raw))
-                    await self._workers.run(checked, KIND, raw)
-                    await call.write(raw)
+                    name = await self._workers.run(checked, KIND, raw)
+                    await call.write(self._names.message(raw, name))
                 finally:
                     self._limits.held_bytes -= len(raw)
                 unanswered.num += 1
@@ -189,8 +192,8 @@ class Unanswered:
             await self._has_changed.wait()
 
 
-def checked(kind: str, raw: bytes, context_len: int) -> None:
-    """Raises Refused. raw: a ModelInferRequest."""
+def checked(kind: str, raw: bytes, context_len: int) -> str:
+    """The model's name. Raises Refused. raw: a ModelInferRequest."""
     try:
         request = service_pb2.ModelInferRequest.FromString(raw)
     except DecodeError:
@@ -203,6 +206,7 @@ def checked(kind: str, raw: bytes, context_len: int) -> None:
         raise Refused(400, OF_TENSORS)
     if GATEWAY in request.parameters:  # its empty response would count as an answer
         raise Refused(400, f"{GATEWAY}: only the gateway may send it")
+    return str(request.model_name)
 
 
 async def _refuse_infer(request: bytes, context: Any) -> bytes:

@@ -16,6 +16,7 @@ import aiohttp
 from smartspec_gateway.fields import body_of, request_of
 from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
 from smartspec_gateway.limits import Refused
+from smartspec_gateway.names import Names
 from smartspec_gateway.triton import Triton, TritonError
 from smartspec_gateway.workers import Workers
 
@@ -56,13 +57,19 @@ class V2:
     """The ASGI application. session, http_url: for Triton's HTTP port."""
 
     def __init__(
-        self, triton: Triton, session: aiohttp.ClientSession, http_url: str, workers: Workers
+        self,
+        triton: Triton,
+        session: aiohttp.ClientSession,
+        http_url: str,
+        workers: Workers,
+        names: Names,
     ) -> None:
         self._triton, self._session, self._http_url = triton, session, http_url
-        self._workers = workers
+        self._workers, self._names = workers, names
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["raw_path"].decode("ascii", "replace")
+        path = self._names.path(path)
         found = _GENERATE.fullmatch(path)
         _check_route(method, path, found is not None)
         if found is None:

@@ -52,7 +52,7 @@ def _of_openai() -> Work:
     # Imported here, because it loads tokenizers.
     from smartspec_gateway.openai.app import work_of
 
-    _, openai = from_json(sys.argv[1])
+    _, openai, _ = from_json(sys.argv[1])
     assert openai is not None
     return work_of(openai)
 

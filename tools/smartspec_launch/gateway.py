@@ -89,19 +89,19 @@ class OpenAi:
         return self.api_key_file is not None or bool(os.environ.get(KEY_VARIABLE))
 
 
-def as_json(address: Address, openai: OpenAi | None) -> str:
-    """The argument of the process."""
-    given = {"address": asdict(address), "openai": openai and asdict(openai)}
+def as_json(address: Address, openai: OpenAi | None, names: Sequence[str] = ()) -> str:
+    """The argument of the process. names: of the model, beside MODEL_NAME."""
+    given = {"address": asdict(address), "openai": openai and asdict(openai), "names": names}
     return json.dumps(given, default=str)
 
 
-def from_json(text: str) -> tuple[Address, OpenAi | None]:
+def from_json(text: str) -> tuple[Address, OpenAi | None, Sequence[str]]:
     """The values of `as_json`."""
     given = json.loads(text)
     openai = given["openai"]
     for name in ("model_dir", "chat_template", "api_key_file") if openai else ():
         openai[name] = openai[name] and Path(openai[name])
-    return Address(**given["address"]), openai and OpenAi(**openai)
+    return Address(**given["address"]), openai and OpenAi(**openai), given["names"]
 
 
 class Gateway:
@@ -109,12 +109,14 @@ class Gateway:
 
     name = "The gateway"
 
-    def __init__(self, address: Address, openai: OpenAi | None, log: IO[bytes]) -> None:
+    def __init__(
+        self, address: Address, openai: OpenAi | None, names: Sequence[str], log: IO[bytes]
+    ) -> None:
         self._address, self._openai = address, openai
         self._phase: Phase | None = None
         self._process = subprocess.Popen(
             # -P: no module is imported from the working directory.
-            [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai)],
+            [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai, names)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

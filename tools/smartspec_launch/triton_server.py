@@ -229,7 +229,8 @@ class TritonServer:
                     start_new_session=True,
                 )
             self._move_to(State.LOADING)
-            self._gateway = Gateway(self.address, self.openai, log)
+            names = [name for name in self._config.served_model_name if name not in self._aliases]
+            self._gateway = Gateway(self.address, self.openai, names, log)
         self._link.hand_over()
 
     @property

@@ -114,8 +114,8 @@ def serve(
     served_model_name: Annotated[
         list[str] | None,
         _of_address(
-            help="Name of the model for clients of OpenAI's and Anthropic's API; default: its "
-            "folder, GGUF file or hub name. May be repeated.",
+            help="Name of the model for clients; default: its folder, GGUF file or hub name. May "
+            "be repeated.",
             show_default=False,
         ),
     ] = None,
