@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.engines.checkpoints import pair
-from smartspec_py.engines.checkpoints.pair import check_pair
+from smartspec_py.engines.checkpoints.pair import check_pair, check_pair_files
 from smartspec_py.engines.checkpoints.supported import ModelError
 
 CONFIG = {
@@ -296,6 +296,25 @@ def test_weights_may_be_sharded(target: Path, single: str) -> None:
     assert f"lacks 1 of its 1 weight files, such as {shard.name}" in refusal(target, None)
     (target / f"{single}.index.json").write_text("{}")
     assert f"has a {single}.index.json without weight_map: replace it" in refusal(target, None)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_pointers_of_git_lfs_are_called_so(target: Path, file: str) -> None:
+    (target / file).write_text("version https://git-lfs.github.com/spec/v1\nsize 5\n")
+    said = refusal_of_files(target)
+    assert f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in" in said
+
+
+def test_a_missing_tokenizer_is_found_among_the_files(target: Path) -> None:
+    """That is, before Triton starts."""
+    (target / "tokenizer.json").unlink()
+    assert "has no tokenizer.json: save a fast tokenizer there" in refusal_of_files(target)
+
+
+def refusal_of_files(target: Path) -> str:
+    with pytest.raises(ModelError) as raised:
+        check_pair_files(target, None)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", 5, None, ["x"]])

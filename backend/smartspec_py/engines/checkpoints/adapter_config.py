@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.engines.checkpoints.supported import ModelError, read_json
+from smartspec_py.engines.checkpoints.supported import ModelError, check_pointers, read_json
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -56,6 +56,7 @@ class AdapterConfig:
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Raise ModelError, which names the field, if the adapter cannot be served."""
+    check_pointers(f"the adapter {folder}", folder)
     if not (folder / WEIGHTS_FILE).is_file():
         raise _incomplete(folder)
     return read_adapter_settings(folder)

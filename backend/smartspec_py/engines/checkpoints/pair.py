@@ -94,9 +94,18 @@ def check_pair_settings(
 def check_pair_files(target_dir: Path, draft_dir: Path | None) -> None:
     """The part of `check_pair` without Transformers and PyTorch: missing or truncated files. Raises
     ModelError."""
-    check_files(f"the target {target_dir}", target_dir)
-    if draft_dir is not None:
-        check_files(f"the draft {draft_dir}", draft_dir)
+    for role, folder in (("target", target_dir), ("draft", draft_dir)):
+        if folder is not None:
+            check_files(f"the {role} {folder}", folder)
+            _check_has_tokenizer(f"the {role} {folder}", folder)
+
+
+def _check_has_tokenizer(name: str, folder: Path) -> None:
+    if not (folder / TOKENIZER_NAME).is_file():
+        raise ModelError(
+            f"{name} has no tokenizer.json: save a fast tokenizer there, with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
 
 
 def _read_model(
@@ -120,12 +129,8 @@ def _read_model(
 def _read_tokenizer(name: str, folder: Path) -> _Tokenizer:
     from tokenizers import Tokenizer
 
-    document = read_json(name, folder, TOKENIZER_NAME)
-    if document is None:
-        raise ModelError(
-            f"{name} has no tokenizer.json: save a fast tokenizer there, with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
+    _check_has_tokenizer(name, folder)
+    document = read_json(name, folder, TOKENIZER_NAME) or {}
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
     except Exception as error:  # tokenizers raises no more specific type

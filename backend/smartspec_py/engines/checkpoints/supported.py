@@ -129,6 +129,10 @@ QUANTIZED_WEIGHTS: dict[str, tuple[Any, ...]] = {
 """The same of the weights of each group."""
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What Git writes in place of a large file if Git LFS does not fetch it."""
+
+
 class ModelError(ValueError):
     """This engine cannot serve the model, or not with the other one. The message is one sentence
     that says why and what to do."""
@@ -136,6 +140,7 @@ class ModelError(ValueError):
 
 def check_files(name: str, folder: Path) -> None:
     """Raise ModelError unless the directory has a configuration and complete weights."""
+    check_pointers(name, folder)
     if not folder.is_dir():
         problem = "is a file, but not a GGUF file" if folder.exists() else "does not exist"
         raise ModelError(
@@ -161,6 +166,17 @@ def check_files(name: str, folder: Path) -> None:
         )
     for file in files:
         _check_length(name, folder / file)
+
+
+def check_pointers(name: str, path: Path) -> None:
+    """Raise ModelError if the file, or one in the directory, is a pointer of Git LFS."""
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        is_small = file.is_file() and file.stat().st_size < 1024
+        if is_small and file.read_bytes().startswith(LFS_POINTER):
+            raise ModelError(
+                f"{name}: {file.name} is a Git LFS pointer, not the file itself: run `git lfs "
+                f"pull` in {file.parent}"
+            )
 
 
 def weight_files(name: str, folder: Path) -> list[str]:
@@ -272,6 +288,7 @@ def is_eagle(document: Mapping[str, Any]) -> bool:
 
 def check_heads(folder: Path) -> None:
     """Raise ModelError unless the directory has a file with heads."""
+    check_pointers(f"the directory of heads {folder}", folder)
     if not folder.is_dir():
         problem = "is not a directory" if folder.exists() else "does not exist"
         raise ModelError(f"the directory of heads {folder} {problem}: {_HEADS}")
