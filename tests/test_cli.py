@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,25 @@ def test_serve_refuses_a_taken_port() -> None:
         port = taken.getsockname()[1]
         code, text = invoke("serve", "--model", TARGET, "--openai-port=0", "--http-port", str(port))
     assert (code, text.count("\n")) == (1, 1)
-    assert f"cannot listen on 127.0.0.1 port {port}" in text
+    assert f"cannot listen on 127.0.0.1 port {port}: choose other ports with" in text
+
+
+class _ServerOfThisKind(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/v2/models/smartspec" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_serve_names_a_server_of_its_kind() -> None:
+    with HTTPServer(("127.0.0.1", 0), _ServerOfThisKind) as taken:
+        threading.Thread(target=taken.handle_request, daemon=True).start()
+        port = str(taken.server_port)
+        code, text = invoke("serve", "--model", TARGET, "--openai-port=0", "--http-port", port)
+    assert code == 1
+    assert f"port {port}, where another server of this kind listens: stop it, or choose" in text
 
 
 def test_expand_refuses(tmp_path: Path) -> None:

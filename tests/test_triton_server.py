@@ -325,6 +325,7 @@ def test_a_stop_leaves_no_process_and_no_port(tmp_path: Path) -> None:
     assert server.stop() == 0
     assert group_members(server.pid) == []
     assert taken_ports(server.address) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "tritonserver.log"}
 
 
 @pytest.mark.triton

@@ -5,6 +5,7 @@ All written files are in one run directory, which one server uses at a time:
     backends/python/         Triton's Python backend, with the stub for the running Python
     backends/smartspec_py    a link to this package, which Triton sees as a backend
     models/smartspec/        config.pbtxt and 1/engine.json
+Both folders are removed when the server ends.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from smartspec_launch.pbtxt import alias_pbtxt, config_pbtxt
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import CONFIG_NAME, ServerConfig
 
+BACKENDS, MODELS = "backends", "models"
 BACKEND_NAME = "smartspec_py"
 CONTAINER_BACKENDS = Path("/opt/tritonserver/backends")
 STUB_NAME = "triton_python_backend_stub"
@@ -171,11 +173,17 @@ def lock_run_dir(run_dir: Path) -> int:
     return fd
 
 
+def remove_written(run_dir: Path) -> None:
+    """Remove what a start writes again. The log stays, for whoever looks for a reason."""
+    for name in (BACKENDS, MODELS):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+
+
 def write_backends(
     run_dir: Path, installation: Installation, backend_folder: Path = PACKAGE_FOLDER
 ) -> Path:
     """Create the directory for --backend-directory. An existing one is replaced."""
-    backends = run_dir / "backends"
+    backends = run_dir / BACKENDS
     shutil.rmtree(backends, ignore_errors=True)
     python = backends / "python"
     python.mkdir(parents=True)
@@ -192,7 +200,7 @@ def write_backends(
 
 def write_repository(run_dir: Path, config: ServerConfig, aliases: Sequence[str] = ()) -> Path:
     """Create the model repository with this config as engine.json. An existing one is replaced."""
-    models = run_dir / "models"
+    models = run_dir / MODELS
     shutil.rmtree(models, ignore_errors=True)
     version = models / MODEL_NAME / "1"
     version.mkdir(parents=True)

@@ -37,6 +37,7 @@ from smartspec_launch.files import (
     Installation,
     find_installation,
     lock_run_dir,
+    remove_written,
     usable,
     write_backends,
     write_repository,
@@ -394,6 +395,7 @@ class TritonServer:
             self._link.close()
             remove_shared_memory(self._shm_prefix)
             self._ascii_paths.close()
+            remove_written(self._run_dir)
             os.close(self._lock)
             code = self._process.poll()
             is_clean = self._state is State.ANSWERED and (was_running or code in (0, EXPIRED))

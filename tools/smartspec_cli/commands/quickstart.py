@@ -8,6 +8,7 @@ server.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -88,15 +89,16 @@ def quickstart(
     engine = {"profile_cache": str(CACHE / "profiles")}
     limits = {"max_sequences": MAX_SEQUENCES}
     config = server_config(*models, None, settings, engine=engine, limits=limits)
-    folder = tokenizer_dir(config)
-    assert folder is not None
-    prompts = prompts_for(folder, config.served_model_name[0])
+    model_dir = tokenizer_dir(config)
+    assert model_dir is not None
+    prompts = prompts_for(model_dir, config.served_model_name[0])
     address = free_address()
     openai = None
     if keep:
         port = OPENAI_PORT if can_bind(address.host, OPENAI_PORT) else free_address().http_port
-        openai = OpenAi(port, folder, names=config.served_model_name)
-    server = TritonServer(config, CACHE / f"run-{address.http_port}", address, openai=openai)
+        openai = OpenAi(port, model_dir, names=config.served_model_name)
+    folder = CACHE / f"run-{address.http_port}"
+    server = TritonServer(config, folder, address, openai=openai)
     comparison = Comparison(policy, temperature, console)
     try:
         with signals_interrupt(), server:
@@ -120,6 +122,7 @@ def quickstart(
         fail("interrupted", 130)
     except (StreamError, LaunchError) as error:
         fail(str(error))
+    shutil.rmtree(folder, ignore_errors=True)  # a log that nobody needs
     if differing:
         fail("a text with speculation differs from the text without")
 

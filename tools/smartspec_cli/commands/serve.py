@@ -24,7 +24,7 @@ from smartspec_cli.commands.settings import (
 )
 from smartspec_cli.drafts import draft_for
 from smartspec_launch import paths
-from smartspec_launch.address import Address, can_bind, taken_ports
+from smartspec_launch.address import Address, can_bind, status_of, taken_ports
 from smartspec_launch.files import exposure
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, adapter_names, tokenizer_dir
@@ -38,6 +38,9 @@ from smartspec_py.engines.checkpoints.pair import check_pair_files
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+
+LOOK_S = 2.0
+"""For the answer of what listens on a port."""
 
 _ADDRESS = Address()
 _DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
@@ -237,8 +240,13 @@ def _check_address(address: Address) -> None:
     if len(set(ports)) < 3 or not all(1 <= port <= 65535 for port in ports):
         fail(f"the three ports must differ and be in 1..65535 (got {ports})", USAGE_ERROR)
     if taken := taken_ports(address):
-        numbers = ", ".join(map(str, taken))
-        fail(f"cannot listen on {address.host} port {numbers}: choose another host or port")
+        url = f"{address.http_url}/v2/models/{MODEL_NAME}"
+        is_own = taken[0] == address.http_port and status_of(url, LOOK_S) == 200
+        who = ", where another server of this kind listens: stop it, or" if is_own else ":"
+        fail(
+            f"cannot listen on {address.host} port {taken[0]}{who} choose other ports with "
+            "--http-port, --grpc-port and --metrics-port"
+        )
 
 
 def _check_files(config: ServerConfig) -> None:
