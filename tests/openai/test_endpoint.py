@@ -699,12 +699,21 @@ def test_wrong_prompts() -> None:
         assert answer.json()["error"]["param"].startswith("prompt"), prompt
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
-    found = client(api_keys=("key",)).get("/")
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_the_pages_need_nothing_from_elsewhere(path: str) -> None:
+    found = client(api_keys=("key",)).get(path)
     assert found.status_code == 200
     assert "https:" not in found.text
     assert "http:" not in found.text
     assert "default-src 'self'" in found.headers["content-security-policy"]
+
+
+def test_the_page_of_the_api_has_the_fields_of_each_route() -> None:
+    text = client().get("/docs").text
+    assert "<h2><code>POST /v1/chat/completions</code></h2>" in text
+    assert "<td><code><b>messages</b></code></td><td>array</td>" in text
+    assert "<td><code>temperature</code></td><td>number 0..2</td><td>1.0</td>" in text
+    assert "/v1/models/{name}" in text
 
 
 def test_api_keys() -> None:

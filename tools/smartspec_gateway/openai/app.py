@@ -23,6 +23,7 @@ from smartspec_gateway.openai.endpoint import Endpoint
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.prompts import PromptError, Prompts
 from smartspec_gateway.openai.model import Model
+from smartspec_gateway.openai.schema_page import schema_page
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.workers import Work, Workers
 from smartspec_launch.gateway import KEY_VARIABLE, OpenAi
@@ -83,7 +84,7 @@ def create_app(
     """The application. workers: None uses threads."""
     endpoint = Endpoint(model, prompts, settings, workers or Workers(settings.limits))
 
-    app = FastAPI(title="SmartSpec", redoc_url=None)
+    app = FastAPI(title="SmartSpec", docs_url=None, redoc_url=None)
     keyed = [Depends(endpoint.check_key)]
 
     def add(route: Route) -> None:
@@ -111,6 +112,10 @@ def create_app(
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(schema_page(app.openapi()), headers=PAGE_HEADERS)
 
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
