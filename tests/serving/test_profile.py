@@ -25,6 +25,7 @@ from smartspec_py.engines.measure import ProfileShape, measure
 from smartspec_py.engines.profile import (
     cached_profile,
     driver_name,
+    falls,
     fingerprint,
     load_cost,
     machine_name,
@@ -238,6 +239,19 @@ def test_a_profile_of_a_busy_machine_is_measured_again(
     stored = cached_profile(busy, None, SHAPE, tmp_path, ["model a"])
     found = cached_profile(CountingEngine(), None, SHAPE, tmp_path, ["model a"])
     assert found == (stored if is_kept else measure(CountingEngine(), None, SHAPE))
+    assert load_cost(next(tmp_path.iterdir())) == found
+
+
+def test_costs_that_fall_with_more_tokens_are_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another program was busy while the passes of one token were measured."""
+    busy = CountingEngine(lambda *point: by_hand(*point) * (5 if point[1] == 1 else 1))
+    assert falls(cached_profile(busy, None, SHAPE, tmp_path, ["model a"]))
+    assert "other programs were busy" in caplog.text
+    found = cached_profile(CountingEngine(), None, SHAPE, tmp_path, ["model a"])
+    assert found == measure(CountingEngine(), None, SHAPE)
+    assert not falls(found)
     assert load_cost(next(tmp_path.iterdir())) == found
 
 

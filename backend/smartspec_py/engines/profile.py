@@ -17,6 +17,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ PROFILE_VERSION = 12
 BUSY_FACTOR = 0.7
 """A stored profile is measured again if one pass takes less than this share of its stored time:
 the machine was busy then. If it takes longer, the machine may be busy now, and live steps correct
-the costs."""
+the costs. More tokens never take less than this share of the time of fewer ones either."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
@@ -98,13 +99,18 @@ def cached_profile(
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used (%s): measuring again", path, error)
         else:
-            if not _is_from_a_busy_machine(cost, target, shape):
+            if not (falls(cost) or _is_from_a_busy_machine(cost, target, shape)):
                 logger.info("profile read from %s", path)
                 return cost
             logger.info("%s was measured on a busy machine: measuring again", path)
     start = time.perf_counter()
     cost = measure(target, draft, shape, budget_s)
     seconds = time.perf_counter() - start
+    if falls(cost):
+        logger.warning(
+            "other programs were busy while passes were measured: more tokens seemed to take less "
+            "time. The next start measures again; until then, live steps correct the costs"
+        )
     try:
         store_cost(cost, path, _whole_identity(shape, identity))
     except OSError as error:
@@ -117,6 +123,17 @@ def cached_profile(
     else:
         logger.info("profiled in %.1f s, stored in %s", seconds, path)
     return cost
+
+
+def falls(cost: CostModel) -> bool:
+    """Whether more tokens took much less time, see BUSY_FACTOR."""
+    tables = [table for table in (cost.target, cost.draft) if table is not None]
+    return any(
+        now < BUSY_FACTOR * most
+        for table in tables
+        for row in table.seconds
+        for most, now in zip(accumulate(row, max), row[1:], strict=False)
+    )
 
 
 def _is_from_a_busy_machine(cost: CostModel, target: Profilable, shape: ProfileShape) -> bool:
