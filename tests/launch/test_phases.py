@@ -84,6 +84,18 @@ def test_without_a_terminal_each_phase_is_a_line() -> None:
     assert shown.getvalue().splitlines() == lines
 
 
+def test_without_a_terminal_a_long_phase_goes_on_with_words() -> None:
+    """Every 5 s, with the time since its beginning, and how far it is if that is known."""
+    shown, now_s = io.StringIO(), [0.0]
+    with PhaseDisplay(Console(file=shown), clock=lambda: now_s[0]) as display:
+        for now_s[0], phase in ((0.0, PHASES[0]), (4.0, PHASES[0]), (6.0, PHASES[0])):
+            display.show(phase)
+        for now_s[0], phase in ((7.0, PHASES[1]), (11.0, PHASES[2]), (13.0, PHASES[2])):
+            display.show(phase)
+    lines = ["Starting Triton", "  6 s", "Reading weights, 3.1 GB", "  6 s, 1.6 GB of 3.1 GB"]
+    assert shown.getvalue().splitlines() == lines
+
+
 def test_a_terminal_has_bars() -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=80)

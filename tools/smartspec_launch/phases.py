@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from smartspec_py.engines.phases import Phase
+
+LINE_EVERY_S = 5.0
 
 
 class PhaseDisplay:
     """Use as a context manager.
 
     A terminal keeps a line for each phase, with its bar and its time. Elsewhere each phase is one
-    line when it begins.
+    line when it begins, and another one after each LINE_EVERY_S.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
         self._name = ""
+        self._begin_s = self._printed_s = 0.0
         self._bar: TaskID | None = None
         self._bars = Progress(
             SpinnerColumn(finished_text=" "),
@@ -44,11 +50,18 @@ class PhaseDisplay:
             self._name = phase.name
             text = phase.name[0].upper() + phase.name[1:]
             self._bar = self._bars.add_task(text, total=None, amount="")
-            if not self._console.is_terminal:
-                self._console.print(", ".join(filter(None, (text, phase.size))), highlight=False)
+            self._begin_s = self._clock()
+            self._line(text, phase.size)
+        elif self._clock() - self._printed_s >= LINE_EVERY_S:
+            self._line(f"  {self._clock() - self._begin_s:.0f} s", phase.amount)
         if self._bar is not None and phase.amount:
             done = min(phase.share, 0.999)  # 1.0 would stop its clock
             self._bars.update(self._bar, total=1.0, completed=done, amount=phase.amount)
+
+    def _line(self, *parts: str) -> None:
+        self._printed_s = self._clock()
+        if not self._console.is_terminal:
+            self._console.print(", ".join(filter(None, parts)), highlight=False)
 
     def _end(self) -> None:
         """The current phase is over."""
