@@ -93,7 +93,7 @@ def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "must be JSON"),
+        (b"", "body: is empty, must be a JSON object"),
         (b"null", "must be a JSON object"),
         (b"[{}]", "must be a JSON object"),
         (b"{} {}", "must be JSON"),

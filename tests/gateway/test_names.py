@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.error import HTTPError
 
 import grpc
 import pytest
@@ -47,6 +48,18 @@ def test_http(named: Address) -> None:
         url, json.dumps({"text_input": "a", "max_tokens": 1}).encode(), timeout=10
     ) as answer:
         assert json.loads(answer.read()) == text("a")
+
+
+def test_an_unknown_name_is_told_the_known_ones(triton: StandIn, named: Address) -> None:
+    triton.refusal = 404, "Request for unknown model: 'gpt-4' is not found"
+    body = json.dumps({"text_input": "a", "max_tokens": 1}).encode()
+    for route in ("generate", "generate_stream"):
+        with pytest.raises(HTTPError) as raised:
+            DIRECT.open(f"{named.http_url}/v2/models/gpt-4/{route}", body, timeout=10)
+        with raised.value as answer:
+            said = json.loads(answer.read())["error"]
+        assert raised.value.code == 404
+        assert said.startswith("model: got 'gpt-4', must be 'acme/own:Q4_K_M' or 'a name' or 'own'")
 
 
 def test_grpc(triton: StandIn, named: Address) -> None:

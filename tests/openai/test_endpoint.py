@@ -204,7 +204,7 @@ def test_several_prompts_and_echo() -> None:
             "must be given",
         ),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
-        ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
+        ({"stop": 5}, "stop", "stop: got 5, must be text or a list"),
         ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
         ({"echo": True}, "echo", "echo: only for /v1/completions"),
         ({"policy": "none"}, "policy", "did you mean speculation_policy?"),

@@ -422,7 +422,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     (asked_with({"type": "document"}), f"{IN_TEXT}.type: got 'document', must be 'text' or"),
     (asked_with({"text": "a"}), f"{IN_TEXT}.type: must be given"),
     (asked_with(5), f"{IN_TEXT}: got 5, must be an object"),
-    (asked_with({"type": "text", "text": 5}), f"{IN_TEXT}.text: got 5, must be a valid string"),
+    (asked_with({"type": "text", "text": 5}), f"{IN_TEXT}.text: got 5, must be text"),
     (
         asked_with({"type": "tool_use", "id": "a", "name": "b", "input": {}}),
         f"{IN_TEXT}.type: got 'tool_use', must be 'text' or 'tool_result' in a message of the user",

@@ -18,7 +18,7 @@ from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import Reply
-from smartspec_py.serving.request import InvalidField, Request
+from smartspec_py.serving.request import FieldError, Request
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink
@@ -138,7 +138,7 @@ def test_a_long_prompt_does_not_block_other_threads() -> None:
 )
 def test_products_of_allowed_values_are_bounded(fields: dict[str, Any], message: str) -> None:
     engine = engine_with(max_context_len=100_000)
-    with pytest.raises(InvalidField) as raised:
+    with pytest.raises(FieldError) as raised:
         receive(engine, LimitsConfig(max_context_len=100_000), **fields)
     assert str(raised.value).startswith(message)
 
@@ -164,16 +164,16 @@ def test_a_prompt_of_tokens_is_not_tokenized() -> None:
     ("fields", "message"),
     [
         ({"text": ""}, "text_input: got '', must be text of at least one token, or use input_ids"),
-        ({"text": "a", "prompt_ids": (1,)}, "input_ids: got '1 tokens', must be left out"),
+        ({"text": "a", "prompt_ids": (1,)}, "input_ids: got 1 tokens, must be left out"),
         ({"text": "", "prompt_ids": (10**6,)}, "input_ids: got 1000000, must be in 0..2047"),
-        ({"text": "", "prompt_ids": (1,) * 5000}, "input_ids: got '5000 tokens', must be at most"),
+        ({"text": "", "prompt_ids": (1,) * 5000}, "input_ids: got 5000 tokens, must be at most"),
         (
             {"text": "", "prompt_ids": (1,), "exclude_input": False},
             "exclude_input_in_output: got False, must be true with input_ids",
         ),
         # A long text is refused before it is tokenized, which would delay others.
         ({"text": "x" * 16_385}, "text_input: got '16385 bytes', must be at most 16384 bytes"),
-        ({"text": "ab " * 300}, "tokens', must be at most 255 tokens"),
+        ({"text": "ab " * 300}, "tokens, must be at most 255 tokens"),
         ({"max_tokens": 255}, "max_tokens: got 255, must be at most 254: the prompt has 2 tokens"),
         ({"min_tokens": 10}, "min_tokens: got 10, must be at most max_tokens, which is 9"),
         ({"proposer": "oracle"}, "proposer: got 'oracle', must be draft_model"),
@@ -185,7 +185,7 @@ def test_a_prompt_of_tokens_is_not_tokenized() -> None:
     ],
 )
 def test_errors_name_field_value_and_range(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidField) as raised:
+    with pytest.raises(FieldError) as raised:
         receive(**fields)
     assert message in str(raised.value)
 
@@ -194,9 +194,9 @@ def test_an_adapter_is_one_of_the_server() -> None:
     engine = engine_with(adapters=("sql", "chat"))
     assert receive(engine)[0].adapter == ""
     assert receive(engine, adapter="chat")[0].adapter == "chat"
-    with pytest.raises(InvalidField, match="lora_name: got 'other', must be sql or chat"):
+    with pytest.raises(FieldError, match="lora_name: got 'other', must be sql or chat"):
         receive(engine, adapter="other")
-    with pytest.raises(InvalidField, match="lora_name: got 'sql', must be left out: this server"):
+    with pytest.raises(FieldError, match="lora_name: got 'sql', must be left out: this server"):
         receive(adapter="sql")
 
 
@@ -211,7 +211,7 @@ def test_what_the_engine_cannot_do_is_refused(field: str, fields: dict[str, Any]
     """At its default the field is no reason."""
     engine = engine_with(unsupported=frozenset({field}))
     receive(engine)
-    with pytest.raises(InvalidField, match=f"{field}: .*this engine does not support it"):
+    with pytest.raises(FieldError, match=f"{field}: .*this engine does not support it"):
         receive(engine, **fields)
 
 
@@ -328,7 +328,7 @@ def test_what_the_whole_cache_cannot_hold_is_refused() -> None:
     engine = engine_with(bytes_per_token=4)
     limits = LimitsConfig(max_context_len=100, max_cache_tokens=20)
     receive(engine, limits, max_tokens=18)
-    with pytest.raises(InvalidField, match="max_tokens: got 19, must be at most 18"):
+    with pytest.raises(FieldError, match="max_tokens: got 19, must be at most 18"):
         receive(engine, limits, max_tokens=19)
 
 

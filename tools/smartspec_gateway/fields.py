@@ -68,6 +68,8 @@ def body_of(fields: Mapping[str, Any], outputs: Collection[str] = ()) -> bytes:
 
 
 def _document(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise Refused(400, "body: is empty, must be a JSON object")
     try:
         # Bytes that are not UTF-8 become lone surrogates, so that the error names their field.
         text = body.decode("utf-8", "surrogateescape")

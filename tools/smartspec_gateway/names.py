@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from smartspec_gateway.limits import Refused
 from smartspec_py.api.contract import MODEL_NAME
 
 ROUTES = "/v2/models/"
@@ -33,6 +34,10 @@ class Names:
     def message(self, raw: bytes, name: str) -> bytes:
         """The message for Triton of a client's message with this name of the model."""
         return raw + _RENAMED if name in self._names else raw
+
+    def unknown(self, model: str) -> Refused:
+        known = " or ".join(map(repr, (*self._names, MODEL_NAME)))
+        return Refused(404, f"model: got {model!r:.80}, must be {known}, or a name of --alias")
 
 
 def name_in(raw: bytes) -> str:

@@ -82,11 +82,14 @@ class V2:
         streams = found["route"] == "generate_stream"
         sent = await self._workers.run(request, found["route"], body)
         answers = self._triton.responses(sent, found["model"], found["version"] or "")
-        async with contextlib.aclosing(answers) as responses:
-            if streams:
-                await _stream(responses, send)
-                return
-            documents = [document async for some in responses for document in some]
+        try:
+            async with contextlib.aclosing(answers) as responses:
+                if streams:
+                    await _stream(responses, send)
+                    return
+                documents = [document async for some in responses for document in some]
+        except TritonError as error:
+            raise self._names.unknown(found["model"]) if error.status == 404 else error from None
         if not documents:
             raise Refused(500, "the model sent no response")
         await send_whole(send, 200, documents[0])

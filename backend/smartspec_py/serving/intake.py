@@ -25,7 +25,7 @@ from smartspec_py.defaults import GRAMMAR, GUIDE_FIELD
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import Reply, ResponseState, Sink
-from smartspec_py.serving.request import InvalidField, Request
+from smartspec_py.serving.request import FieldError, InvalidField, Request
 from smartspec_py.serving.text import TextStream, special_tokens
 
 if TYPE_CHECKING:
@@ -145,15 +145,16 @@ class Intake:
         if params.prompt_ids:
             field, tokens = "input_ids", list(params.prompt_ids)
             if params.text:
-                raise InvalidField(field, f"{len(tokens)} tokens", "left out with text_input")
+                rule = "must be left out with text_input"
+                raise FieldError(field, f"got {len(tokens)} tokens, {rule}")
             if not params.exclude_input:
                 raise InvalidField("exclude_input_in_output", False, "true with input_ids")
             self._check_tokens(field, tokens)
         else:
             field, tokens = "text_input", self._encode_prompt(params.text)
         if len(tokens) >= self.max_context_len:
-            allowed = f"at most {self.max_context_len - 1} tokens, to leave room for one more"
-            raise InvalidField(field, f"{len(tokens)} tokens", allowed)
+            rule = f"must be at most {self.max_context_len - 1} tokens, to leave room for one more"
+            raise FieldError(field, f"got {len(tokens)} tokens, {rule}")
         return tokens
 
     def _encode_prompt(self, text: str) -> list[int]:

@@ -20,6 +20,15 @@ Read = TypeVar("Read", bound=BaseModel)
 
 IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 WORDS = {
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
@@ -41,6 +50,8 @@ def check_type(request: Request) -> None:
 
 def read(body: bytes, model: type[Read]) -> Read:
     """The body as the model has it. Raises ApiError."""
+    if not body.strip():
+        raise ApiError(400, "the body is empty, must be a JSON object")
     try:
         document = from_json(body)
     except ValueError as error:
