@@ -30,8 +30,10 @@ import numpy as np
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.problem import (
     MIN_STEP_S,
+    OPEN,
     PREFILLING_TOKENS,
     Choice,
+    Ints,
     PlanProblem,
     problem_of,
 )
@@ -127,19 +129,19 @@ def plan(
     The plan also has the expected tokens and seconds. Raises ValueError if a policy does not exist
     or if the settings lack a value that it needs.
     """
-    lengths = [_given_len(view, len(views), settings) for view in views]
-    if all(length == 0 for length in lengths):
+    given = [_given_len(view, len(views), settings) for view in views]
+    if not any(given):
         return without_drafts(views, cost, settings)
+    lengths = np.array(given)
+    policies = [view.policy if k == OPEN else "" for view, k in zip(views, given, strict=True)]
     problem = choice = None
-    searched = [view.policy if k is None else "" for view, k in zip(views, lengths, strict=True)]
     for policy, search in SEARCHES.items():
-        if policy in searched:
-            is_open = [name == policy for name in searched]
-            given = [None if o else k or 0 for o, k in zip(is_open, lengths, strict=True)]
-            problem = _problem_of(views, cost, settings, () if all(is_open) else given)
+        if policy in policies:
+            mine = np.array([name == policy for name in policies])
+            others = None if mine.all() else np.where(mine, OPEN, lengths.clip(0))
+            problem = _problem_of(views, cost, settings, others)
             choice = search(problem)
-            searched_lens = zip(is_open, choice.lengths.tolist(), lengths, strict=True)
-            lengths = [new if o else k for o, new, k in searched_lens]
+            lengths = np.where(mine, choice.lengths, lengths)
     if problem is None or choice is None:
         problem = _problem_of(views, cost, settings, lengths)
         choice = Choice(problem.first_options, problem.min_lens)
@@ -150,7 +152,7 @@ def _problem_of(
     views: Sequence[SequenceView],
     cost: CostModel,
     settings: PlannerSettings,
-    given: Sequence[int | None] = (),
+    given: Ints | None = None,
 ) -> PlanProblem:
     return problem_of(
         views,
@@ -212,12 +214,14 @@ def batch_table_of(
     return BatchTable(tuple(rows), tuple(int(of_size.argmax()) for of_size in scores))
 
 
-def _given_len(view: SequenceView, batch_size: int, settings: PlannerSettings) -> int | None:
-    """The draft length of the sequence if it needs no search, before the limit of its options."""
+def _given_len(view: SequenceView, batch_size: int, settings: PlannerSettings) -> int:
+    """The draft length of the sequence before the limit of its options; OPEN if it is to be
+    chosen."""
     if view.sequence in settings.forced:
         return settings.forced[view.sequence]
     if view.policy != BATCH_TABLE:
-        return parse_policy(view.policy)
+        draft_len = parse_policy(view.policy)
+        return OPEN if draft_len is None else draft_len
     if settings.batch_table is None:
         raise ValueError("the policy batch_table needs a batch_table in the planner's settings")
     return settings.batch_table.draft_len(batch_size)

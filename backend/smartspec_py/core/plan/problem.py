@@ -35,6 +35,9 @@ Bools = NDArray[np.bool_]
 IMPOSSIBLE = -np.inf
 """Value of a draft beyond the maximum draft length, so that it is never chosen."""
 
+OPEN = -1
+"""Stands for a draft length that is to be chosen."""
+
 RECOVERY_TOKENS = 32
 """Number of tokens over which the slack of a sequence is spread. Slack is the time by which the
 sequence is ahead of its latency target (or behind it). One step is too short to use it up."""
@@ -148,59 +151,41 @@ class PlanProblem:
         return self.held_tokens + add(self.gains[options, lengths], axis=-1), seconds
 
 
-_FIELDS = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
+_OF_VIEW = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
+_OF_OPTION = attrgetter(
+    "max_draft_len", "accept_probs", "draft_lag", "has_draft_passes", "draft_s", "depth"
+)
 
 
 def problem_of(
     views: Sequence[SequenceView],
     cost: CostModel,
-    given: Sequence[int | None] = (),
+    given: Ints | None = None,
     num_prefilling: int = 0,
     ready_sizes: Collection[int] = (),
 ) -> PlanProblem:
     """Build the problem of these views. At least one view is required.
 
-    given: the draft length of each sequence, before the limit of its first option; None if it is to
-        be chosen; empty if all are. num_prefilling, ready_sizes: see `planner.PlannerSettings`.
+    given: [B], the draft length of each sequence, before the limit of its first option; OPEN if it
+        is to be chosen. None if all are.
+    num_prefilling, ready_sizes: see `planner.PlannerSettings`.
     """
     batch_size = len(views)
-    context_lens, remaining, each, targets = zip(*map(_FIELDS, views), strict=True)
+    context_lens, remaining, each, targets = zip(*map(_OF_VIEW, views), strict=True)
     assert all(each), "a view without an option"
-    if given:
-        each = tuple(
-            [options if k is None else options[:1] for options, k in zip(each, given, strict=True)]
-        )
-    options = list(chain.from_iterable(each))
+    if given is not None:
+        pairs = zip(each, given.tolist(), strict=True)
+        each = tuple([options if k == OPEN else options[:1] for options, k in pairs])
     num_options = np.array(list(map(len, each)))
     first_options = np.cumsum(num_options) - num_options
     sequence_of = np.repeat(np.arange(batch_size), num_options)
-    max_list, probs, lags, has_passes, drafts_s, _, depths = zip(*options, strict=True)
-    max_lens, min_lens = np.array(max_list), np.zeros(len(options), dtype=np.int64)
-    if given:
-        lengths = np.array([-1 if k is None else k for k in given])
-        rows = first_options[lengths >= 0]
-        max_lens[rows] = np.minimum(max_lens[rows], lengths[lengths >= 0])
-        min_lens[rows] = max_lens[rows]
+    options = zip(*map(_OF_OPTION, chain.from_iterable(each)), strict=True)
+    limits, probs, lags, has_passes, drafts_s, depths = options
+    min_lens, max_lens = _lengths(limits, first_options, given)
     survivals = _survivals(probs, max_lens.tolist())
-    most = int(np.maximum.reduceat(max_lens, first_options).sum())
-    num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
-    takes_passes = np.array(has_passes)
-    passes = takes_passes[:, None] * np.arange(survivals.shape[1] + 1)
-    if any(depths):
-        of_trees = np.array(depths)[:, None]
-        passes = np.where((of_trees > 0) & (passes > 0), of_trees, passes)
-    gains = np.zeros((len(options), survivals.shape[1] + 1))
+    gains = np.zeros((len(max_lens), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
-    verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
-    if cost.change_s:
-        charges = np.full(len(verify_s), cost.change_s)
-        ready = [size - batch_size for size in ready_sizes]
-        charges[[drafts for drafts in ready if 0 <= drafts < len(charges)]] = 0.0
-        verify_s = verify_s + charges
-    fixed_s = np.array(drafts_s) + cost.draft_host_s
-    if any(lags):
-        num_steps = np.maximum(np.array(remaining) / TOKENS_PER_STEP, 1.0)
-        fixed_s = fixed_s + cost.catch_up_s * np.array(lags) / num_steps[sequence_of]
+    most = int(np.maximum.reduceat(max_lens, first_options).sum())
     return PlanProblem(
         first_options=first_options,
         sequence_of=sequence_of,
@@ -208,14 +193,57 @@ def problem_of(
         max_lens=max_lens,
         survivals=survivals,
         gains=gains,
-        fixed_s=fixed_s,
-        has_passes=takes_passes,
-        passes=passes,
-        verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
+        fixed_s=_fixed_s(cost, drafts_s, lags, np.array(remaining)[sequence_of]),
+        has_passes=np.array(has_passes),
+        passes=_passes(has_passes, depths, survivals.shape[1]),
+        verify_s=_verify_s(cost, batch_size, most, sum(context_lens) / batch_size, ready_sizes),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
+
+
+def _lengths(limits: Sequence[int], first_options: Ints, given: Ints | None) -> tuple[Ints, Ints]:
+    """`PlanProblem.min_lens` and `max_lens`. limits: `DraftOption.max_draft_len` of each option."""
+    max_lens, min_lens = np.array(limits), np.zeros(len(limits), dtype=np.int64)
+    if given is not None:
+        rows = first_options[given != OPEN]
+        max_lens[rows] = min_lens[rows] = np.minimum(max_lens[rows], given[given != OPEN])
+    return min_lens, max_lens
+
+
+def _passes(has_passes: Sequence[bool], depths: Sequence[int], longest: int) -> Ints:
+    """`PlanProblem.passes`. longest: K."""
+    passes: Ints = np.array(has_passes)[:, None] * np.arange(longest + 1)
+    if any(depths):
+        of_trees = np.array(depths)[:, None]
+        passes = np.where((of_trees > 0) & (passes > 0), of_trees, passes)
+    return passes
+
+
+def _verify_s(
+    cost: CostModel, batch_size: int, most: int, context_len: float, ready_sizes: Collection[int]
+) -> Floats:
+    """`PlanProblem.verify_s` for 0 to `most` drafts. context_len: mean of the sequences."""
+    num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
+    verify_s = cost.targets_s(batch_size, num_tokens, context_len)
+    if cost.change_s:
+        charges = np.full(len(verify_s), cost.change_s)
+        ready = [size - batch_size for size in ready_sizes]
+        charges[[drafts for drafts in ready if 0 <= drafts < len(charges)]] = 0.0
+        verify_s = verify_s + charges
+    return np.maximum(verify_s + cost.host_s, MIN_STEP_S)
+
+
+def _fixed_s(
+    cost: CostModel, drafts_s: Sequence[float], lags: Sequence[int], remaining: Ints
+) -> Floats:
+    """`PlanProblem.fixed_s`. remaining: tokens that the sequence of each option still needs."""
+    fixed_s = np.array(drafts_s) + cost.draft_host_s
+    if any(lags):
+        num_steps = np.maximum(remaining / TOKENS_PER_STEP, 1.0)
+        fixed_s = fixed_s + cost.catch_up_s * np.array(lags) / num_steps
+    return fixed_s
 
 
 def _limits_s(views: Sequence[SequenceView]) -> Floats:
