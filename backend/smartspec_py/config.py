@@ -131,7 +131,9 @@ class TorchEngineConfig(EngineConfig):
     bits, int4 each group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups.
     Both need OpenVINO. fp8 rounds each row, and the activations of each token, to 8-bit floating
     point on a GPU. auto is int8 if OpenVINO computes a model of 100 million parameters or more:
-    texts change a little, and a pass takes about half the time."""
+    texts change a little, and a pass takes about half the time. int4, and auto on a processor with
+    VNNI, keep matrices that a checkpoint of GPTQ, AWQ or compressed-tensors has in 4 bits, in
+    adjacent groups of 64 or 128."""
     kv_cache: Literal["auto", "u8"] = "auto"
     """type of the KV cache. auto keeps keys and values in the dtype, but PyTorch on a CPU in
     float32. u8 rounds them to 8 bits, each head of a token with one scale, for target, draft model

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_files import random_adapters, shapes_of
+from quantised_files import gptq_settings, gptq_tensors
 from torch_models import VOCAB_SIZE, check_cache
 from transformers import (
     Gemma3TextConfig,
@@ -37,6 +38,7 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
+from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.runtimes.machine import has_vnni
@@ -74,6 +76,15 @@ CONFIGS = {
 }
 
 
+def four_bits_of(model: Any) -> Any:
+    """The weights of a checkpoint in 4 bits, with groups of 64."""
+    from smartspec_py.engines.runtimes.openvino.weights import Weights
+
+    names = [name for name, _ in model.named_parameters() if "_proj" in name]
+    written = gptq_tensors(model.state_dict(), 64, names)
+    return Weights(QuantizedTensors(written, gptq_settings(64)))
+
+
 class Recorder(TorchTarget):
     """A target that keeps the logits of its last pass, [number of wanted tokens, vocabulary]."""
 
@@ -89,13 +100,14 @@ class Recorder(TorchTarget):
         """ranks: of adapters."""
         torch.manual_seed(0)
         of_weights = torch.bfloat16 if weights == "half" else dtype
-        weights = "stored" if weights == "half" else weights
+        is_kept = weights == "kept"
+        weights = {"half": "stored", "kept": "int8"}.get(weights, weights)
         model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(of_weights).eval()
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
             state_layers=layers, weights=weights, kv_cache=kv_cache,
             num_threads=2,  # some products sum in another order only with several threads
-            adapters=random_adapters(shapes_of(model), ranks),
+            adapters=random_adapters(shapes_of(model), ranks), keeps_4_bits=is_kept,
         )  # fmt: skip
         capabilities = TargetCapabilities(
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE,
@@ -103,7 +115,9 @@ class Recorder(TorchTarget):
         )  # fmt: skip
         from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
-        super().__init__(OpenVinoRunner(model, config), capabilities, long_prompt=LONG_PROMPT)
+        runner = OpenVinoRunner(model, config, four_bits_of(model) if is_kept else None)
+        assert runner.config.keeps_4_bits == is_kept
+        super().__init__(runner, capabilities, long_prompt=LONG_PROMPT)
         self.last_logits = torch.empty(0)
         forward = self.runner.forward
 
@@ -240,6 +254,8 @@ CASES = [
     *((kind, "int8") for kind in list(CONFIGS)[3:]),
     ("wide", "half"),  # weights of half precision, also for products in float32
     ("llama", "int4"),
+    ("llama", "kept"),
+    ("wide", "kept"),
 ]
 
 
@@ -262,6 +278,7 @@ def test_states_of_layers(dtype: torch.dtype) -> None:
     ("kind", "dtype", "weights"),
     [
         ("llama", torch.float32, "int4"),
+        ("llama", torch.float32, "kept"),
         ("wide", torch.float32, "int8"),
         ("llama", torch.bfloat16, "stored"),
         ("phi3", torch.bfloat16, "int8"),

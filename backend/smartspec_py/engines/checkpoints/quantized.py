@@ -1,17 +1,19 @@
 """Reads matrices of checkpoints that others quantised: GPTQ, AWQ and compressed-tensors.
 
 All have integers [out, in], and a scale and a zero point for each row and group of columns:
-weight = (integer - zero point) * scale. They differ in how the files' tensors hold these. The
-results are float32, in which this product is exact.
+weight = (integer - zero point) * scale. They differ in how the files' tensors hold these. As
+numbers, weights are float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smartspec_py.engines.checkpoints.rows import whole
 from smartspec_py.engines.checkpoints.supported import ModelError, first_line
 
 Part = Callable[[str], torch.Tensor | None]
@@ -55,6 +57,39 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where a word of AWQ has each of its eight columns."""
 
 
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A matrix as its file has it. See `Rows`.
+
+    values: [out, in], of so many bits; with 4, they are 0 to 15. zeros, scales: [out, groups].
+    group_of: of each column; None for adjacent groups of equal size.
+    """
+
+    values: torch.Tensor
+    zeros: torch.Tensor
+    scales: torch.Tensor
+    num_bits: int
+    group_of: torch.Tensor | None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def group(self) -> int:
+        """Columns with one scale; 0 if they are not adjacent."""
+        return 0 if self.group_of is not None else self.shape[1] // self.scales.shape[1]
+
+    def read(self, rows: slice, numbers: torch.Tensor) -> None:
+        zeros, scales = self.zeros[rows].float(), self.scales[rows].float()
+        numbers.copy_(self.values[rows])
+        if self.group_of is None:
+            groups = numbers.view(*zeros.shape, -1)
+            groups.sub_(zeros[:, :, None]).mul_(scales[:, :, None])
+        else:
+            numbers.sub_(zeros[:, self.group_of]).mul_(scales[:, self.group_of])
+
+
 class QuantizedTensors(Mapping[str, torch.Tensor]):
     """The tensors by the names of the model's parameters. Matrices are dequantised when they are
     read."""
@@ -73,18 +108,31 @@ class QuantizedTensors(Mapping[str, torch.Tensor]):
             or not (end in OF_ACTIVATIONS or (end in PARTS and base in self._matrices))
         )
 
+    @property
+    def group(self) -> int:
+        """Columns with one scale, if they are adjacent and the same in all matrices of 4 bits as
+        far as the settings say; else 0."""
+        sizes = _group_sizes(self._settings)
+        orders = [self._settings.get("desc_act"), *_of_weights(self._settings, "actorder")]
+        return sizes.pop() if len(sizes) == 1 and not any(o in ORDERED for o in orders) else 0
+
     def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        matrix = self.integers(name)
+        return self._stored[name] if matrix is None else whole(matrix)
+
+    def integers(self, name: str) -> Integers | None:
+        """The matrix of this name; None if it is not quantised. Raises ModelError."""
         base, _, end = name.rpartition(".")
+        if name not in self._names or end != "weight" or base not in self._matrices:
+            return None
         left = {end for end in (*PARTS, "weight") if f"{base}.{end}" in self._stored}
 
         def part(end: str) -> torch.Tensor | None:
             left.discard(end)
             return self._stored.get(f"{base}.{end}")
 
-        if name not in self._names:
-            raise KeyError(name)
-        if end != "weight" or base not in self._matrices:
-            return self._stored[name]
         try:
             matrix = READERS[self._settings["quant_method"].lower()](part, self._settings)
             if left:
@@ -103,7 +151,7 @@ class QuantizedTensors(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def _gptq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
+def _gptq(part: Part, settings: Mapping[str, Any]) -> Integers:
     """qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], g_idx [in]; n numbers
     are in a word. The first version of the format stores zero points minus 1."""
     bits, scales = settings["bits"], _needed(part, "scales")
@@ -115,22 +163,22 @@ def _gptq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
     group_of = part("g_idx")
     if group_of is None and settings.get("desc_act") and len(scales) > 1:
         raise ValueError("no g_idx, but desc_act in config.json")
-    return _dequantised(values, zeros.T, scales.T, settings, group_of=group_of)
+    return _checked(values, zeros.T, scales.T, bits, settings, group_of=group_of)
 
 
-def _awq(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
+def _awq(part: Part, settings: Mapping[str, Any]) -> Integers:
     """qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
     values, zeros = (
         _unpacked(words, 4).reshape(len(words), -1, 8)[..., AWQ_PLACES].flatten(1)
         for words in (_needed(part, "qweight"), _needed(part, "qzeros"))
     )
-    return _dequantised(values.T, zeros.T, _needed(part, "scales").T, settings)
+    return _checked(values.T, zeros.T, _needed(part, "scales").T, 4, settings)
 
 
-def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor:
+def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> Integers:
     """weight int8 [out, in], or weight_packed [out, in / n]; weight_scale [out or 1, groups] or one
     number; weight_zero_point of the same shape. Packed numbers are above those they stand for by
-    half of the range."""
+    half of the range; so are the zero points of the result."""
     scales, zeros = _needed(part, "weight_scale"), part("weight_zero_point")
     scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
     if zeros is None:
@@ -138,7 +186,7 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor
         if symmetric and all(value is False for value in symmetric):
             raise ValueError("no weight_zero_point, but symmetric is false in config.json")
         zeros = torch.zeros_like(scales, dtype=torch.int8)
-    packed = part("weight_packed")
+    packed, bits = part("weight_packed"), 8
     if packed is None:
         values = _needed(part, "weight")
     else:
@@ -146,9 +194,11 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor
         bits = _num_bits(packed, num_in)
         if bits not in (_of_weights(settings, "num_bits") or [bits]):
             raise ValueError(f"numbers of {bits} bits, but another num_bits in config.json")
-        values = _unpacked(packed, bits)[:, :num_in].short().sub_(2 ** (bits - 1))
+        values = _unpacked(packed, bits)[:, :num_in]
         if zeros.dtype == torch.int32:
             zeros = _packed_zeros(zeros, bits, num_out)
+        elif not zeros.is_floating_point():
+            zeros = zeros.short() + 2 ** (bits - 1)
     if values.is_floating_point() or zeros.is_floating_point():
         raise ValueError(f"{values.dtype} and zero points of {zeros.dtype}, not integers")
     group_of = part("weight_g_idx")
@@ -157,7 +207,8 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> torch.Tensor
         raise ValueError("no weight_g_idx, but actorder is group in config.json")
     if group_of is not None and bool((group_of == -1).any()):
         group_of = None  # it was never set, and groups are adjacent
-    return _dequantised(values, zeros.reshape(scales.shape), scales, settings, group_of=group_of)
+    zeros = zeros.reshape(scales.shape)
+    return _checked(values, zeros, scales, bits, settings, group_of=group_of)
 
 
 def _group_sizes(settings: Any) -> set[int]:
@@ -187,7 +238,7 @@ def _packed_zeros(words: torch.Tensor, bits: int, num_out: int) -> torch.Tensor:
     int32 [out / n, groups]. Before, and with one scale per matrix, they are int8."""
     if words.ndim != 2 or len(words) != -(-num_out * bits // 32):
         raise ValueError(f"weight_zero_point is int32 {tuple(words.shape)} for {num_out} rows")
-    return _unpacked(words.T, bits)[:, :num_out].T.short().sub_(2 ** (bits - 1))
+    return _unpacked(words.T, bits)[:, :num_out].T
 
 
 READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}
@@ -208,13 +259,14 @@ def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     return values if bits == 8 else torch.stack([values & 15, values >> 4], -1).flatten(1)
 
 
-def _dequantised(
+def _checked(
     values: torch.Tensor,
     zeros: torch.Tensor,
     scales: torch.Tensor,
+    num_bits: int,
     settings: Mapping[str, Any],
     group_of: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> Integers:
     """values [out, in]; zeros and scales [out or 1, groups]; group_of [in]: the group of each
     column; None for adjacent groups of equal size, which must be one of the settings."""
     (num_out, num_in), num_groups = values.shape, scales.shape[-1]
@@ -232,9 +284,19 @@ def _dequantised(
         if num_groups > 1 and sizes and size not in sizes:
             known = ", ".join(map(str, sorted(sizes)))
             raise ValueError(f"groups of {size} columns, but group_size {known} in config.json")
-        group_of = torch.arange(num_in) // (num_in // num_groups)
-    group_of = group_of.long()
+    else:
+        group_of = group_of.long()
+        _check_groups(group_of, num_in, num_groups)
+        if num_in % num_groups == 0 and torch.equal(
+            group_of, torch.arange(num_in) // (num_in // num_groups)
+        ):
+            group_of = None
+    of_all = num_out, num_groups
+    return Integers(
+        values.contiguous(), zeros.expand(of_all), scales.expand(of_all), num_bits, group_of
+    )
+
+
+def _check_groups(group_of: torch.Tensor, num_in: int, num_groups: int) -> None:
     if group_of.shape != (num_in,) or not 0 <= group_of.min() <= group_of.max() < num_groups:
         raise ValueError(f"indices of groups that are not in 0..{num_groups - 1}")
-    numbers = values.float() - zeros.float()[:, group_of]
-    return numbers.mul_(scales.float()[:, group_of])

@@ -14,12 +14,12 @@ many, rounding took nine times as long. With fewer, calls of PyTorch take longer
 
 
 class Rows(Protocol):
-    """A matrix of which rows can be read.
+    """A matrix of which rows can be read."""
 
-    shape: [rows, width].
-    """
-
-    shape: torch.Size
+    @property
+    def shape(self) -> torch.Size:
+        """[rows, width]"""
+        ...
 
     def read(self, rows: slice, numbers: torch.Tensor) -> None:
         """Write these rows to `numbers`, float32 [rows, width]. Raises ModelError."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
-from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
+from smartspec_py.engines.checkpoints.quantized import Integers, QuantizedTensors
 from smartspec_py.engines.checkpoints.rows import Rows, TensorRows
 from smartspec_py.engines.checkpoints.supported import (
     ModelError,
@@ -161,17 +161,40 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
 
     def rows(self, name: str) -> Rows:
         """The matrix; its parts are checked when they are read."""
-        if not isinstance(self._tensors, GgufWeights):
+        matrix: Rows | None = None
+        if isinstance(self._tensors, GgufWeights):
+            matrix = self._tensors.rows(name)
+        elif isinstance(self._tensors, QuantizedTensors):
+            matrix = self._tensors.integers(name)
+        if matrix is None:
             return TensorRows(self[name])
-        matrix = self._tensors.rows(name)
         check_shape(name, matrix.shape, self._shapes.get(name, matrix.shape), self._folder)
         return _CheckedRows(matrix, partial(self._check, name))
 
+    @property
+    def group(self) -> int:
+        """See `QuantizedTensors`."""
+        return self._tensors.group if isinstance(self._tensors, QuantizedTensors) else 0
+
+    def integers(self, name: str) -> Integers | None:
+        """The matrix as its file has it; None if it is not quantised, or is in a GGUF file."""
+        if not isinstance(self._tensors, QuantizedTensors):
+            return None
+        matrix = self._tensors.integers(name)
+        if matrix is not None:
+            check_shape(name, matrix.shape, self._shapes.get(name, matrix.shape), self._folder)
+            check_finite(name, matrix.scales, self._dtype, self._folder)
+            self._advance(matrix.values.numel())
+        return matrix
+
     def _check(self, name: str, numbers: torch.Tensor) -> None:
         check_finite(name, numbers, self._dtype, self._folder)
+        self._advance(numbers.numel())
+
+    def _advance(self, num_numbers: int) -> None:
         if self._steps is not None:
             with self._lock:
-                self._steps.add(numbers.numel())
+                self._steps.add(num_numbers)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._tensors if name not in self._left_out)

@@ -51,7 +51,7 @@ from smartspec_py.engines.model_files import (
 )
 from smartspec_py.engines.profile import cached_profile, fingerprint, profile_path
 from smartspec_py.engines.proposer import Proposer
-from smartspec_py.engines.runtimes.machine import thread_count
+from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
 from smartspec_py.engines.runtimes.runner import PYTORCH, Runner, RunnerConfig
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def _read(
         num_threads=thread_count(config.num_threads),
         adapters=_adapters(config, model, limits.context_len, folder),
         cache_bytes=cache_bytes,
+        keeps_4_bits=keeps_4_bits(config.weights),
     )
     kinds: list[DraftKind] = [] if draft is None else [OfDraftModel(draft)]
     if config.heads is not None:

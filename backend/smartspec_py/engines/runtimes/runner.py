@@ -38,7 +38,9 @@ class RunnerConfig:
     each pass. state_layers: return the inputs of these layers instead, one after another.
     weights, kv_cache: see `config.TorchEngineConfig`; weights of a loaded runner are not auto.
     num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
-    cache_bytes: memory for keys and values of a runner with blocks.
+    cache_bytes: memory for keys and values of a runner with blocks. keeps_4_bits: use matrices that
+    a checkpoint has in 4 bits as they are, unless weights are stored, where the runner can; of a
+    loaded runner, whether it does.
     """
 
     path: Path
@@ -54,11 +56,13 @@ class RunnerConfig:
     num_threads: int = 1
     adapters: Adapters = NO_ADAPTERS
     cache_bytes: float = math.inf
+    keeps_4_bits: bool = False
 
     @property
     def weights_text(self) -> str:
         """What to say of the weights behind the name of the runtime."""
-        return "" if self.weights == "stored" else f", {self.weights} weights"
+        kept = ", 4 bits as in the file" if self.keeps_4_bits else ""
+        return "" if self.weights == "stored" else f", {self.weights} weights{kept}"
 
     @property
     def cache_text(self) -> str:

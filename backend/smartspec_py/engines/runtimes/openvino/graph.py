@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from smartspec_py.engines.runtimes.openvino.supported import (
     attention_window,
     rotation_table,
 )
-from smartspec_py.engines.runtimes.openvino.weights import Compressed, Weights
+from smartspec_py.engines.runtimes.openvino.weights import Compressed, Weights, joined
 
 EVEN_COLUMNS = 32
 """Columns of a part of a product come in whole groups of so many. In other parts that are wider
@@ -62,6 +62,9 @@ LONGEST = "max_context_len"
 OWN_ADAPTERS = "own_adapters"
 """A vector, int64: the adapter of each token, see `Adapters`. There is none without adapters."""
 
+LAYERS = "model.layers."
+"""How the names of the layers' weights begin. Only these may have 4 bits."""
+
 MATRIX_A = ".lora_A"
 """How the names of the adapters' matrices A end among the weights, behind the layer's name."""
 
@@ -91,19 +94,21 @@ class DecoderGraph:
         num_threads: int,
         is_half: bool,
         most_width: int | None = None,
+        keeps_4_bits: bool = False,
         adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         """model: of Transformers; only its structure is used. num_bits: of the weights of products,
         8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
         have 8. max_len: number of positions. num_threads: threads that will run the graph. is_half:
         whether products have half precision. most_width: products with compressed weights are
-        computed in parts of at most this width; None computes each as a whole. adapters: whose
-        matrices A are among the weights, see MATRIX_A.
+        computed in parts of at most this width; None computes each as a whole. keeps_4_bits: use
+        the matrices of layers that `Weights.kept` gives. adapters: whose matrices A are among the
+        weights, see MATRIX_A.
         """
         config = model.config
         self.weights, self.num_bits, self.group = weights, num_bits, group
         self.num_threads, self.is_half = num_threads, is_half
-        self.most_width = most_width
+        self.most_width, self.keeps_4_bits = most_width, keeps_4_bits
         self.config = config
         self.max_len = max_len
         self.memory: list[Any] = []
@@ -326,16 +331,8 @@ class DecoderGraph:
         add to it, and the bias if there is one."""
         adapted = [name for name in names if name in self.adapters.layers]
         weights = [f"{name}.weight" for name in names] + [name + MATRIX_A for name in adapted]
-        parts = self._matrix(weights, num_rows, self.most_width)
-        widths = [part.get_output_shape(0)[1] for part in parts]
-        inputs = [states]
-        if len(parts) > 1:
-            inputs = op.variadic_split(states, _int(-1), _ints(*widths)).outputs()
-        products = [
-            op.matmul(given, weight, transpose_a=False, transpose_b=True)
-            for given, weight in zip(inputs, parts, strict=True)
-        ]
-        out = reduce(op.add, products)
+        products = [_product(states, parts) for parts in self._matrices(weights, num_rows)]
+        out = products[0] if len(products) == 1 else op.concat(products, -1)
         if adapted:
             out = self._with_adapters(out, names, adapted)
         biases = [f"{name}.bias" for name in names]
@@ -360,6 +357,24 @@ class DecoderGraph:
             whole.append(part)
         return whole[0] if len(whole) == 1 else op.concat(whole, -1)
 
+    def _matrices(self, names: Sequence[str], num_rows: int | None) -> list[list[Any]]:
+        """The parts of the weights of these names: of neighbours as one matrix, where the files'
+        own 4 bits are kept for all of them or for none."""
+        kept = {name: self._kept(name) for name in names}
+        matrices = []
+        for is_kept, run in groupby(names, key=lambda name: kept[name] is not None):
+            if is_kept:
+                weights = [weight for name in run if (weight := kept[name]) is not None]
+                matrices.append(self._int4(joined(weights), self.most_width))
+            else:
+                matrices.append(self._matrix(list(run), num_rows, self.most_width))
+        return matrices
+
+    def _kept(self, name: str) -> Compressed | None:
+        if not self.keeps_4_bits or not name.startswith(LAYERS):
+            return None
+        return self.weights.kept(name)
+
     def _matrix(
         self, names: Sequence[str], num_rows: int | None = None, most_width: int | None = None
     ) -> list[Any]:
@@ -367,7 +382,7 @@ class DecoderGraph:
         after another, its parts by columns if it is wider than most_width."""
         if not self.num_bits:
             return [self._stored(self.weights.stored(*names)[:num_rows])]
-        if self.num_bits == 8 or not names[0].startswith("model.layers."):
+        if self.num_bits == 8 or not names[0].startswith(LAYERS):
             return self._int8(self.weights.int8(*names), num_rows, most_width)
         return self._int4(self.weights.int4(self.group, *names), most_width)
 
@@ -382,17 +397,19 @@ class DecoderGraph:
 
     def _int4(self, weight: Compressed, most_width: int | None) -> list[Any]:
         num_out, num_groups, _ = weight.scale.shape
+        width = 2 * weight.values.shape[1]
+        group = width // num_groups
         parts = []
-        for columns in _columns(num_groups * self.group, most_width, self.group):
+        for columns in _columns(width, most_width, group):
             values = weight.values[:, columns.start // 2 : columns.stop // 2].contiguous()
-            groups = slice(columns.start // self.group, columns.stop // self.group)
+            groups = slice(columns.start // group, columns.stop // group)
             num = groups.stop - groups.start
-            integers = self._constant(values, (num_out, num, self.group), ov.Type.u4)
+            integers = self._constant(values, (num_out, num, group), ov.Type.u4)
             zero, scale = (
                 op.constant(numbers[:, groups].numpy()) for numbers in (weight.zero, weight.scale)
             )
             shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
-            shape = _ints(num_out, num * self.group)
+            shape = _ints(num_out, num * group)
             parts.append(op.reshape(op.multiply(shifted, scale), shape, special_zero=False))
         return parts
 
@@ -423,6 +440,19 @@ class DecoderGraph:
         converted.input(0).replace_source_output(stored.output(0))
         converted.constructor_validate_and_infer_types()
         return converted
+
+
+def _product(states: Any, parts: Sequence[Any]) -> Any:
+    """With a weight of which these are the parts by columns."""
+    widths = [part.get_output_shape(0)[1] for part in parts]
+    inputs = [states]
+    if len(parts) > 1:
+        inputs = op.variadic_split(states, _int(-1), _ints(*widths)).outputs()
+    products = [
+        op.matmul(given, weight, transpose_a=False, transpose_b=True)
+        for given, weight in zip(inputs, parts, strict=True)
+    ]
+    return reduce(op.add, products)
 
 
 def _columns(width: int, most: int | None, group: int) -> list[slice]:

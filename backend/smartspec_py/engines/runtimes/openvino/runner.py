@@ -132,7 +132,12 @@ class OpenVinoRunner(Runner):
         model. Raises ModelError."""
         core = ov.Core()
         num_bits = NUM_BITS[config.weights]
+        of_model = weights or Weights(model.state_dict())
         group = _group(model) if num_bits else 0
+        kept_group = of_model.kept_group if config.keeps_4_bits and group else 0
+        config = replace(config, keeps_4_bits=kept_group > 0)
+        if kept_group:  # the scale of a group of activations is multiplied by one of the weights
+            group = min(group, kept_group)
         is_bounded = num_bits > 0 and not (group and has_vnni())
         precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if is_bounded or HALF.get(config.dtype) not in precisions:
@@ -152,7 +157,6 @@ class OpenVinoRunner(Runner):
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
-        of_model = weights or Weights(model.state_dict())
         is_half = config.dtype in HALF
         matrices = {
             f"{layer}{MATRIX_A}": config.adapters.joined(layer)[0].to(config.dtype)
@@ -175,6 +179,7 @@ class OpenVinoRunner(Runner):
             num_threads=config.num_threads,
             is_half=is_half,
             most_width=MOST_WIDTH if is_bounded else None,
+            keeps_4_bits=config.keeps_4_bits,
             adapters=config.adapters,
         )
         built, self._memory = self._build(graph, model), graph.memory
