@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import struct
@@ -33,6 +34,7 @@ from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.config import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.header import read_header
+from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
 from smartspec_py.engines.checkpoints.supported import ModelError, check_files
 from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
 from smartspec_py.engines.local.build import build_torch
@@ -139,6 +141,31 @@ def test_parts_give_what_a_whole_matrix_gives(
         found, expected = Weights(files, 3).int8(name), Weights({name: matrix}).int8(name)
         assert torch.equal(found.values, expected.values)
         assert torch.equal(found.scale, expected.scale)
+
+
+def test_a_loaded_model_does_not_hold_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor rounded weights that it does not use. A start runs without the collection of cycles. No
+    more than a part is ever read at once."""
+    write(tmp_path / "m.gguf", fields(), "Q4_K")
+    monkeypatch.setattr(rows, "PART", 64 * 256)
+    sizes, read = [], GgufMatrix.read
+
+    def recorded(matrix: GgufMatrix, part: slice, numbers: torch.Tensor) -> None:
+        sizes.append(numbers.numel())
+        read(matrix, part, numbers)
+
+    monkeypatch.setattr(GgufMatrix, "read", recorded)
+    gc.disable()
+    try:
+        config = replace(CONFIG, path=model_folder(tmp_path), weights="int8")
+        runner = load_openvino_runner(config)
+        assert str(tmp_path / "m.gguf") not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
+    assert runner.config.weights == "int8"
+    assert max(sizes) == 64 * 256
 
 
 def test_wrong_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

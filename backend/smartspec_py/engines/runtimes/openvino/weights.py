@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -51,16 +50,27 @@ class Weights:
         """num_threads: that compress. added: tensors beside those of the files."""
         self.tensors: Mapping[str, torch.Tensor] = ChainMap(dict(added), files)  # type: ignore[arg-type]
         self._files, self._added, self._num_threads = files, added, num_threads
-        self.int8 = cache(
-            lambda *names: joined([to_int8(self._rows(name), num_threads) for name in names])
-        )
+        self._compressed: dict[tuple[int | str, ...], Compressed] = {}
+
+    def int8(self, *names: str) -> Compressed:
         """The matrices of these names in 8 bits, as one."""
-        self.int4 = cache(
-            lambda group, *names: joined(
-                [to_int4(self._rows(name), group, num_threads) for name in names]
-            )
-        )
+        return self._once(names, lambda rows: to_int8(rows, self._num_threads), *names)
+
+    def int4(self, group: int, *names: str) -> Compressed:
         """The matrices of these names in 4 bits, in groups of this size, as one."""
+        return self._once(
+            (group, *names), lambda rows: to_int4(rows, group, self._num_threads), *names
+        )
+
+    def _once(
+        self,
+        key: tuple[int | str, ...],
+        compress: Callable[[Rows], Compressed],
+        *names: str,
+    ) -> Compressed:
+        if key not in self._compressed:
+            self._compressed[key] = joined([compress(self._rows(name)) for name in names])
+        return self._compressed[key]
 
     @property
     def kept_group(self) -> int:
