@@ -112,6 +112,18 @@ def test_a_path_that_exists_is_no_name(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("quick")
+def test_without_a_terminal_a_download_is_told_in_lines(
+    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("smartspec_launch.hub_progress.LINE_EVERY_S", 0.0)
+    found(model="acme/target")
+    assert " MB of " not in capsys.readouterr().err, "HF_HUB_DISABLE_PROGRESS_BARS"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", None)
+    found(model="acme/draft")
+    assert capsys.readouterr().err.endswith("  1 MB of 1 MB\n")
+
+
 def test_a_pair_is_fetched_once(hub: HubStandIn, cache: Path) -> None:
     """Only what is served, and after the checks; redirects lead to another host without the token.
     The checks run in a process of their own, as they do for a person."""

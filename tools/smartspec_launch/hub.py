@@ -77,9 +77,12 @@ class Repository:
         once. Raises ConfigError or LaunchError."""
         from huggingface_hub import hf_hub_download
 
-        with errors_of(self.key, self.name):
+        from smartspec_launch.hub_progress import bar_class
+
+        name, bars = self.name, bar_class()
+        with errors_of(self.key, name):
             for file in self.missing(files):
-                hf_hub_download(self.name.repository, file, revision=self.name.revision)
+                hf_hub_download(name.repository, file, revision=name.revision, tqdm_class=bars)
         if left := self.missing(files):
             raise LaunchError(f"{self.name} changed while {left[0]} was fetched: start again")
 
