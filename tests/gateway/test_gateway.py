@@ -226,9 +226,9 @@ def test_requests_wait_for_a_connection_to_triton(
 
 
 def test_a_refusal_of_triton_itself(triton: StandIn, gateway: Address) -> None:
-    triton.refusal = 404, "no such model"
-    with asked(gateway, "/v2/models/other/generate") as response:
-        assert error_of(response) == (404, "no such model")
+    triton.refusal = 400, "no such version"
+    with asked(gateway, "/v2/models/smartspec/versions/7/generate") as response:
+        assert error_of(response) == (400, "no such version")
 
 
 def test_no_triton_is_503() -> None:

@@ -89,7 +89,9 @@ class V2:
                     return
                 documents = [document async for some in responses for document in some]
         except TritonError as error:
-            raise self._names.unknown(found["model"]) if error.status == 404 else error from None
+            if error.status == 404:
+                raise self._names.unknown(found["model"]) from None
+            raise
         if not documents:
             raise Refused(500, "the model sent no response")
         await send_whole(send, 200, documents[0])
