@@ -1,64 +1,107 @@
 """The account of lost time: what it pays for takes 1 % of the time, and its limits."""
 
 import random
+from itertools import count
 
 import pytest
 
-from smartspec_py.core.account import SHARE, LossAccount
+from smartspec_py.core.account import MAX_RESTED, MAX_SAVED, SHARE, LossAccount
+
+STEP_S = 0.03
 
 
-def num_probes(account: LossAccount, num_steps: int, step_s: float = 0.03) -> int:
-    """Steps that the account pays for, of so many."""
-    num = 0
-    for _ in range(num_steps):
-        is_probe = not account.is_in_debt
-        num += is_probe
-        account.charge(step_s * is_probe)
-        account.earn(step_s)
-    return num
+def num_until_paid(account: LossAccount) -> int:
+    """Steps until there is no debt."""
+    for num in count():
+        if not account.is_in_debt:
+            return num
+        account.earn(STEP_S)
+    raise AssertionError
 
 
-def test_what_is_charged_takes_one_percent_of_the_time() -> None:
+def test_probes_take_one_percent_of_the_time() -> None:
     """Seconds of probes over all seconds; a probe takes half as long as another step."""
-    rng, account = random.Random(5), LossAccount(most_saved=4.0)
+    rng, account = random.Random(5), LossAccount()
     probe_s = whole_s = 0.0
     for _ in range(10_000):
         is_probe = not account.is_in_debt
         step_s = rng.uniform(0.01, 0.05) * (0.5 if is_probe else 1.0)
-        account.charge(step_s * is_probe)
+        if is_probe:
+            account.charge_probe(step_s)
         account.earn(step_s)
         probe_s += step_s * is_probe
         whole_s += step_s
     assert 0.9 * SHARE * whole_s < probe_s < 1.1 * SHARE * whole_s
 
 
-@pytest.mark.parametrize(("most_saved", "expected"), [(0.0, 1), (4.0, 5)])
-def test_so_much_is_saved(most_saved: float, expected: int) -> None:
-    """One probe is left when an account reaches 0."""
-    account = LossAccount(most_saved)
+def test_five_probes_are_saved() -> None:
+    account = LossAccount()
     for _ in range(10_000):
-        account.earn(0.03)
-    assert num_probes(account, 50) == expected
+        account.earn(STEP_S)
+    num_probes = 0
+    while not account.is_in_debt:
+        account.charge_probe(STEP_S)
+        num_probes += 1
+    assert num_probes == MAX_SAVED + 1
 
 
-def test_a_debt_is_paid_after_so_many_steps() -> None:
-    """A probe that takes 20 steps is charged for three, and one that takes a step for one."""
-    for probe_s, expected in ((0.4, 300), (0.02, 100)):
-        account = LossAccount(longest_debt=300)
-        account.charge(probe_s)
-        num_steps = 0
-        while account.is_in_debt:
-            account.earn(0.02)
-            num_steps += 1
-        assert num_steps == pytest.approx(expected, abs=2)
+@pytest.mark.parametrize(("num_steps", "expected"), [(1, 100), (2, 200), (20, 300)])
+def test_a_probe_that_stalls_is_not_charged_for_the_stall(num_steps: int, expected: int) -> None:
+    """It is charged for three steps at most; each step pays 1 %."""
+    account = LossAccount()
+    account.earn(STEP_S)
+    account.charge_probe(num_steps * STEP_S)
+    assert num_until_paid(account) == pytest.approx(expected, abs=2)
 
 
-def test_a_settled_debt_leaves_what_is_saved() -> None:
-    account = LossAccount(most_saved=4.0)
-    account.charge(1.0)
-    account.settle()
-    assert not account.is_in_debt
-    for _ in range(250):
-        account.earn(0.03)
-    account.settle()
-    assert num_probes(account, 50) == 3
+def num_plans(account: LossAccount, plan_s: float, num_steps: int) -> int:
+    """Of so many steps without probes, those with a plan; none of them pays."""
+    num = 0
+    for _ in range(num_steps):
+        has_plan = account.allows_plan(is_probe_due=False)
+        if has_plan:
+            account.charge_plan(plan_s, STEP_S, pays=False)
+        account.earn(STEP_S)
+        num += has_plan
+    return num
+
+
+def test_poor_plans_take_one_percent_of_the_time() -> None:
+    """A tenth of a step each, of 5,000 steps; those that stalled are charged for 64 steps. The
+    first plans make the debt of a step."""
+    assert num_plans(LossAccount(), 0.1 * STEP_S, 5000) == pytest.approx(500 + 10, abs=15)
+    assert num_plans(LossAccount(), 0.005 * STEP_S, 5000) == 5000
+    assert num_plans(LossAccount(), 10 * STEP_S, 5000) == pytest.approx(5000 / MAX_RESTED, abs=3)
+
+
+def test_plans_that_are_made_in_any_case_make_no_long_debt() -> None:
+    """As with a latency target: later, the account allows a plan within 64 steps."""
+    account = LossAccount()
+    for _ in range(5000):
+        account.charge_plan(0.5 * STEP_S, STEP_S, pays=False)
+        account.earn(STEP_S)
+    num_rested = 0
+    while not account.allows_plan(is_probe_due=False):
+        account.earn(STEP_S)
+        num_rested += 1
+    assert num_rested <= MAX_RESTED
+
+
+def test_plans_wait_for_a_probe_that_is_due() -> None:
+    """Else poor plans would keep the debt at a step, and there would be no probe."""
+    account = LossAccount()
+    num_plans(account, 0.1 * STEP_S, 500)
+    assert not account.allows_plan(is_probe_due=True)
+    assert 80 < num_until_paid(account) <= 110
+    assert account.allows_plan(is_probe_due=True)
+
+
+def test_a_plan_that_pays_needs_no_account() -> None:
+    account = LossAccount()
+    account.earn(STEP_S)
+    account.charge(50 * STEP_S)
+    assert account.allows_plan(is_probe_due=True)
+    account.charge_plan(0.0, STEP_S, pays=False)
+    assert not account.allows_plan(is_probe_due=False)
+    account.charge_plan(0.1 * STEP_S, STEP_S, pays=True)
+    assert account.allows_plan(is_probe_due=False)

@@ -224,20 +224,21 @@ def closed_loop(
         for i in range(NUM_ROWS)
     ]
     noise = noise_of(seed, STALL_SHARE)
-    corrections, probes = CostCorrections(profile), LossAccount(4, 300)
+    corrections, account = CostCorrections(profile), LossAccount()
     outcome = Outcome([], [])
     for num_steps, true in true_costs:
         best = best_goodput(true, accept_prob)
         for _ in range(num_steps):
             draft_lens = list(plan(views, corrections.cost).draft_lens.values())
             wanted = any(draft_lens) or corrections.wants_drafts()
-            is_probe = wanted and not probes.is_in_debt
+            is_probe = wanted and not account.is_in_debt
             if is_probe:
                 draft_lens = [0 if any(draft_lens) else 2] * NUM_ROWS
             step = step_of(true, draft_lens, noise)
             corrections.observe(step)
-            probes.charge(step.total_s * is_probe)
-            probes.earn(step.total_s)
+            if is_probe:
+                account.charge_probe(step.total_s)
+            account.earn(step.total_s)
             took_s = step_of(true, draft_lens).total_s
             outcome.tokens.append(sum(expected_tokens(accept_probs, k) for k in draft_lens))
             outcome.best_tokens.append(best * took_s)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 from oracle import expected_tokens
 
-from smartspec_py.core.account import LossAccount
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn.guard import Guard
 from smartspec_py.core.types import MeasuredStep
@@ -73,7 +72,7 @@ class Run:
     num_none_steps: float = 0.0
     switches: list[int] = field(default_factory=list)
     num_references: int = 0
-    guard: Guard = field(default_factory=lambda: Guard(PROFILE, LossAccount()))
+    guard: Guard = field(default_factory=lambda: Guard(PROFILE))
 
     @property
     def speed(self) -> float:
@@ -98,8 +97,8 @@ def simulate(
     noise: float = 0.05,
     stall_share: float = 0.01,
 ) -> Run:
-    rng, probes = random.Random(seed), LossAccount()
-    run = Run(guard=Guard(PROFILE, probes))
+    rng, run = random.Random(seed), Run()
+    account = run.guard.account(batch_size, CONTEXT_LEN)
     none_s = PROFILE_ERROR * PROFILE.target_s(batch_size, batch_size, CONTEXT_LEN)
     for i in range(num_steps):
         now = truth(i)
@@ -111,10 +110,11 @@ def simulate(
             size *= now.slowdown
             tokens = num_tokens_of(rng, batch_size, now.accept_prob, DRAFT_LEN)
         seen_s = none_s * size * rng.gauss(1, noise) * (20 if rng.random() < stall_share else 1)
+        if is_probe and not run.guard.is_in_trial(batch_size, CONTEXT_LEN):
+            account.charge_probe(seen_s)
+        account.earn(seen_s)
         before = run.guard.num_switches
         run.guard.observe(step(batch_size, CONTEXT_LEN, tokens, seen_s, is_speculating))
-        probes.charge(seen_s * is_probe)
-        probes.earn(seen_s)
         if run.guard.num_switches != before:
             run.switches.append(i)
         run.num_tokens += tokens / batch_size
@@ -130,10 +130,11 @@ def simulate(
 def test_speculation_that_loses_is_stopped_and_little_is_lost(
     gain: float, batch_size: int, most_steps: int
 ) -> None:
-    """Seeds are fixed; over seeds 0..11 every stop came sooner than most_steps."""
+    """Seeds are fixed; over seeds 0..11 every stop came sooner than most_steps. What is lost until
+    the first trial, and in a last trial, is not earned in these steps."""
     run = simulate(lambda _: with_gain(gain), 30_000, batch_size)
     assert run.switches[0] < most_steps
-    assert run.speed >= 0.98
+    assert run.speed >= 0.975
     other = simulate(lambda _: with_gain(gain), most_steps, batch_size, seed=2)
     assert other.switches
 
@@ -189,7 +190,7 @@ def test_switches_are_bounded_where_conditions_flap() -> None:
 
 def test_buckets_are_judged_apart() -> None:
     """Speculation gains at 1 row and loses at 16; contexts below 256 and above are two buckets."""
-    guard = Guard(PROFILE, LossAccount())
+    guard = Guard(PROFILE)
     for _ in range(300):
         guard.observe(step(1, 100, 2, 1.5, is_speculating=True))
         guard.observe(step(1, 100, 1, 1.0, is_speculating=False))
@@ -206,7 +207,7 @@ def test_buckets_are_judged_apart() -> None:
 def test_a_profile_that_says_nothing_ends_no_loop() -> None:
     """A pass of no time at all: steps are compared by their tokens alone, and a loss is seen."""
     free = PassTable((1,), (1,), ((0.0,),))
-    guard = Guard(CostModel(free), LossAccount())
+    guard = Guard(CostModel(free))
     for i in range(2000):
         is_speculating = i % 4 > 0
         step_s = 0.030 if is_speculating else 0.010

@@ -1,10 +1,11 @@
-"""An account of time that is lost to learn something.
+"""The account of time that is lost to learn something.
 
-Each step earns SHARE of its time. What may be time without a gain is charged in seconds: a probe, a
-plan that gains less than its own time, a trial in which speculation loses. An account in debt pays
-for nothing more. So it costs SHARE of the time.
+What may be time without a gain is charged in seconds: a probe, a plan that gains less than its own
+time, a trial in which speculation loses. Each step earns SHARE of its time. In debt, there are no
+probes, and no speculation after a lost trial. After a plan that did not pay, none is made while the
+debt is more than a step. So all of them together cost SHARE of the time.
 
-Time is an argument; this module does not read a clock.
+Times of steps do not include planning. This module does not read a clock.
 """
 
 from __future__ import annotations
@@ -12,29 +13,61 @@ from __future__ import annotations
 SHARE = 0.01
 """Share of the time that may be lost. Losses of this size are within measurement noise."""
 
+MAX_SAVED = 4.0
+"""Largest balance, in steps. With the probe that leads to a debt, five are enough to measure the
+cost of drafts."""
+
+LONG_STEP = 3.0
+"""A step that takes more than this multiple of the usual time counts as one that takes so long."""
+
+LONGEST_DEBT = 32768
+"""Largest number of usual steps in which a debt is paid."""
+
+MAX_RESTED = 64
+"""Largest number of steps that pay for a plan. At 30 ms per step, a plan that stalled stops
+planning for 2 s at most."""
+
 
 class LossAccount:
-    """`earn` accounts for a step, after `charge` for what the step lost."""
+    """The account of similar steps. Charge what a step lost, then call `earn`."""
 
-    def __init__(self, most_saved: float = 0.0, longest_debt: float = 32768.0) -> None:
-        """most_saved: largest balance, in steps. longest_debt: largest number of steps until a debt
-        is paid. Both are in steps as long as the last one."""
-        self._most_saved = most_saved
-        self._longest_debt = longest_debt
+    def __init__(self) -> None:
         self._balance_s = 0.0
+        self._usual_s = 0.0
+        """Mean duration of a step."""
+        self._has_poor_plan = False
 
     @property
     def is_in_debt(self) -> bool:
         return self._balance_s < 0.0
 
+    def allows_plan(self, is_probe_due: bool) -> bool:
+        """is_probe_due: whether plans wait, because the balance is needed for a probe."""
+        least_s = 0.0 if is_probe_due else -self._usual_s
+        return not self._has_poor_plan or self._balance_s >= least_s
+
     def charge(self, lost_s: float) -> None:
         self._balance_s -= lost_s
 
-    def earn(self, step_s: float) -> None:
-        earned_s = SHARE * step_s
-        balance_s = max(self._balance_s + earned_s, -self._longest_debt * earned_s)
-        self._balance_s = min(balance_s, self._most_saved * step_s)
+    def charge_probe(self, step_s: float) -> None:
+        """Charge a whole step. The time that it loses is shorter. But computing it needs the model
+        that the probe tests."""
+        self.charge(self._limited(step_s))
+        self._has_poor_plan = False
 
-    def settle(self) -> None:
-        """End a debt."""
-        self._balance_s = max(self._balance_s, 0.0)
+    def charge_plan(self, plan_s: float, step_s: float, pays: bool) -> None:
+        """plan_s: seconds of the plan. pays: whether it gains more than that. A plan that was made
+        although it was not allowed is not charged, so the debt does not grow by it."""
+        if not pays and self.allows_plan(is_probe_due=False):
+            self.charge(min(plan_s, MAX_RESTED * SHARE * step_s))
+        self._has_poor_plan = not pays
+
+    def earn(self, step_s: float) -> None:
+        limited_s = self._limited(step_s)
+        self._usual_s += (limited_s - self._usual_s) * (SHARE if self._usual_s else 1.0)
+        most_s = MAX_SAVED * self._usual_s
+        least_s = -LONGEST_DEBT * SHARE * self._usual_s
+        self._balance_s = min(max(self._balance_s + SHARE * limited_s, least_s), most_s)
+
+    def _limited(self, step_s: float) -> float:
+        return min(step_s, LONG_STEP * (self._usual_s or step_s))

@@ -3,7 +3,8 @@
 At each step, the planner chooses draft lengths with the corrected costs. The guard can disable
 speculation if measurements show that it loses time. Occasional steps are probes. A *probe* runs
 without drafts where the plan has drafts, or with drafts where it has none, to measure the
-difference. Probes have a budget of 1 % of the time.
+difference. Probes, plans that do not pay and trials of the guard share 1 % of the time, see
+`core.account`.
 
 Guard and probes do not affect sequences with the policies `none` and `fixed:K`.
 """
@@ -14,12 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from smartspec_py.core.account import LossAccount
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.learn.acceptance import INITIAL_MEAN
 from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard
-from smartspec_py.core.plan.plan_budget import PlanBudget
+from smartspec_py.core.plan.plan_time import PlanTime
 from smartspec_py.core.plan.planner import (
     COST_POLICIES,
     BatchTable,
@@ -31,14 +31,12 @@ from smartspec_py.core.plan.planner import (
 from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import Decision, Mode, Reason, StepRecord
 
-MAX_PROBES = 5
-"""Largest number of probes in a row. It is enough to measure the cost of drafts."""
-
-LONGEST_DEBT = 300
-"""Steps until the next probe after one that stalled: 3 times as many as usual."""
-
 PROBE_DRAFT_LEN = 2
 """Draft length of a probe. Two passes separate the fixed cost from the cost per pass."""
+
+EARNING_STEPS = 100
+"""Steps that earn a probe. So long before a probe with drafts, plans that do not pay wait for
+it."""
 
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -55,9 +53,8 @@ class Controller:
     ) -> None:
         """batch_table: None makes one from the profile."""
         self._corrections = CostCorrections(profile)
-        self._probes = LossAccount(MAX_PROBES - 1, LONGEST_DEBT)
-        self._guard = Guard(profile, self._probes)
-        self._plan_budget = PlanBudget()
+        self._guard = Guard(profile)
+        self._plan_time = PlanTime()
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self.settings = PlannerSettings(batch_table=table)
@@ -87,10 +84,13 @@ class Controller:
 
         context_lens: of the decoding sequences. must_search: see `Speculation.must_search`.
         """
-        batch_size = len(context_lens)
-        if batch_size and self._guard.is_off(batch_size, sum(context_lens) / batch_size):
+        if not context_lens:
+            return Mode.SEARCH
+        bucket = len(context_lens), sum(context_lens) / len(context_lens)
+        if self._guard.is_off(*bucket):
             return Mode.GUARD
-        if must_search or self._plan_budget.allows(batch_size):
+        is_probe_due = self._corrections.wants_drafts(num_ahead=EARNING_STEPS)
+        if must_search or self._guard.account(*bucket).allows_plan(is_probe_due):
             return Mode.SEARCH
         return Mode.REST
 
@@ -112,12 +112,14 @@ class Controller:
             reason = Reason.GUARD if mode is Mode.GUARD else Reason.PLANNED
             return self._decide(views, undrafted, reason)
         decision = self._decide(views, settings)
+        bucket = len(views), _mean_context_len(views)
         if any(decision.plan.draft_lens[view.sequence] for view in learning):
-            if self._guard.wants_reference(len(views), _mean_context_len(views)):
+            if self._guard.wants_reference(*bucket):
                 return self._decide(views, undrafted, Reason.PROBE)
             return decision
         probed = _probe_sequence(learning)
-        if probed is None or self._probes.is_in_debt or not self._corrections.wants_drafts():
+        is_possible = probed is not None and not self._guard.account(*bucket).is_in_debt
+        if probed is None or not is_possible or not self._corrections.wants_drafts():
             return decision
         forced = {**undrafted.forced, probed: PROBE_DRAFT_LEN}
         return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
@@ -140,11 +142,7 @@ class Controller:
             self._corrections.observe(step)
         policies = {view.policy for view in views}
         if not policies.isdisjoint(COST_POLICIES):
-            self._observe_plan(decision, step)
-            # Only the time of sequences that probes can use earns probes.
-            if decision.reason is Reason.PROBE:
-                self._probes.charge(step.total_s)
-            self._probes.earn(step.total_s)
+            self._account_for(decision, step)
         if step.num_prefill_tokens == 0 and policies.issubset(("none", *COST_POLICIES)):
             self._guard.observe(step)
 
@@ -162,16 +160,24 @@ class Controller:
         cost = self._corrections.cost
         return Decision(plan(views, cost, settings), views, cost, settings, reason=reason)
 
-    def _observe_plan(self, decision: Decision, step: MeasuredStep) -> None:
-        is_probe = decision.reason is Reason.PROBE
+    def _account_for(self, decision: Decision, step: MeasuredStep) -> None:
+        """Charge what the step may have lost, and earn by it."""
+        bucket = step.batch_size, step.context_len
+        account, is_probe = self._guard.account(*bucket), decision.reason is Reason.PROBE
         is_searched = is_probe or not decision.settings.forced
-        pays = is_probe
-        if is_searched and step.is_speculating and not is_probe:
-            steady = replace(decision.cost, change_s=0.0)
-            none = without_drafts(decision.views, steady, decision.settings)
-            pays = self._plan_budget.pays(decision.plan, none)
-        plan_s = step.plan_s if is_searched else None
-        self._plan_budget.observe(step.batch_size, plan_s, step.total_s, is_poor=not pays)
+        step_s = step.total_s - step.plan_s
+        if is_probe and not self._guard.is_in_trial(*bucket):
+            account.charge_probe(step_s)
+        elif is_searched and not is_probe:
+            pays = step.is_speculating and self._pays(decision)
+            account.charge_plan(step.plan_s, step_s, pays)
+        account.earn(step_s)
+        self._plan_time.observe(step.plan_s if is_searched else None)
+
+    def _pays(self, decision: Decision) -> bool:
+        steady = replace(decision.cost, change_s=0.0)
+        none = without_drafts(decision.views, steady, decision.settings)
+        return self._plan_time.pays(decision.plan, none)
 
 
 def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:

@@ -27,7 +27,7 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.learn.regression import FORGETTING, LARGEST, RidgeRegression
-from smartspec_py.core.plan.plan_budget import MAX_RESTED
+from smartspec_py.core.plan.plan_time import AVERAGED_STEPS
 from smartspec_py.core.types import MeasuredStep
 
 SHARED = 0.5
@@ -45,7 +45,7 @@ one token. On an H200, the second is estimated at 2 %."""
 
 UNSEEN_STEPS = 500
 """Number of steps without speculation after which a step with drafts is wanted, to check the cost
-of drafts. In this time the probe budget fills up."""
+of drafts. In this time several probes are earned, see `core.account`."""
 
 
 class CostCorrections:
@@ -89,10 +89,11 @@ class CostCorrections:
             fit.restore(of_fit, kept)
         self.cost = self._corrected()
 
-    def wants_drafts(self) -> bool:
+    def wants_drafts(self, num_ahead: int = 0) -> bool:
         """Whether a step with drafts is needed to learn the cost of drafts, because recent steps
-        had none. The caller runs one if its probe budget allows it."""
-        return self._num_unspeculated >= UNSEEN_STEPS
+        had none. The caller runs one if its account allows it. num_ahead: whether it will be needed
+        after so many more steps."""
+        return self._num_unspeculated + num_ahead >= UNSEEN_STEPS
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
@@ -103,7 +104,7 @@ class CostCorrections:
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         host_s = self._host.predict(host) + self._plan_s
         whole_s = target_s + draft_s + host_s + step.fixed_draft_s
-        self._plan_s += (step.plan_s - self._plan_s) / MAX_RESTED
+        self._plan_s += (step.plan_s - self._plan_s) / AVERAGED_STEPS
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
         if step.batch_size > 0 and step.num_prefill_tokens == 0:

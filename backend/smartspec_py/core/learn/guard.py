@@ -34,17 +34,16 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from smartspec_py.core.account import LossAccount
+from smartspec_py.core.account import LONG_STEP, LossAccount
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import MeasuredStep
 
 BAR = 0.98
 """Smallest accepted rate with speculation, relative to the rate without."""
 
-LONG_STEP = 3.0
-"""A step is an outlier if its duration exceeds this multiple of the usual duration. Outliers are
-ignored while fewer than one step in 32 is one. More frequent long steps may be caused by
-speculation, so they count."""
+OUTLIER_SHARE = 1 / 32
+"""Steps of more than LONG_STEP times the usual duration are ignored while they are less than this
+share. More frequent long steps may be caused by speculation, so they count."""
 
 WINDOW = 64
 """Speculating steps per window. A large loss is found in the first one, and a loss of 5 % in one of
@@ -68,8 +67,8 @@ OFF_ERRORS = 3.5
 11 checks, and each is wrong once in 4,000 times."""
 
 REFERENCE_EVERY = 4
-"""In a trial, one step in this many has no drafts, even if the probe budget is used up. As far as
-is known, speculation is not faster there, so these steps lose no time."""
+"""In a trial, one step in this many has no drafts, also in debt. As far as is known, speculation is
+not faster there, so these steps lose no time and are not charged."""
 
 STEP_SD = 0.2
 """Relative deviation of one step that is assumed in addition to the measured deviations. It matters
@@ -79,36 +78,44 @@ only while there are few steps."""
 class Guard:
     """`observe` learns from a step. `is_off` says whether the next step may not speculate.
 
-    profile: the profile of the machine, without corrections. probes: the account of probes. The
-    caller accounts for every step.
+    profile: the profile of the machine, without corrections. The caller accounts for the time of
+    each step, in `account`.
     """
 
-    def __init__(self, profile: CostModel, probes: LossAccount) -> None:
+    def __init__(self, profile: CostModel) -> None:
         self._profile = profile
-        self._probes = probes
         self._cells: dict[tuple[int, int], _Cell] = {}
         self.num_switches = 0
 
+    def account(self, batch_size: int, context_len: float) -> LossAccount:
+        """The account of the bucket."""
+        return self._cell(batch_size, context_len).account
+
     def is_off(self, batch_size: int, context_len: float) -> bool:
-        cell = self._cells.get(_bucket(batch_size, context_len))
-        return cell is not None and cell.state is State.OFF
+        return self._cell(batch_size, context_len).state is State.OFF
+
+    def is_in_trial(self, batch_size: int, context_len: float) -> bool:
+        return self._cell(batch_size, context_len).state is State.TRIAL
 
     def wants_reference(self, batch_size: int, context_len: float) -> bool:
         """Whether a step should run without its planned drafts, as a reference."""
-        cell = self._cells.get(_bucket(batch_size, context_len))
-        if cell is not None and cell.state is State.TRIAL:
+        cell = self._cell(batch_size, context_len)
+        if cell.state is State.TRIAL:
             return cell.num_unreferenced >= REFERENCE_EVERY - 1
-        return not self._probes.is_in_debt
+        return not cell.account.is_in_debt
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step without prompt chunks."""
         if min(step.batch_size, step.num_generated) <= 0 or step.spent_s <= 0.0:
             return
-        cell = self._cells.setdefault(_bucket(step.batch_size, step.context_len), _Cell())
+        cell = self._cell(step.batch_size, step.context_len)
         was_off = cell.state is State.OFF
         none_s = self._profile.target_s(step.batch_size, step.batch_size, step.context_len)
         cell.observe(step, none_s if none_s > 0.0 else 1.0)
         self.num_switches += was_off is not (cell.state is State.OFF)
+
+    def _cell(self, batch_size: int, context_len: float) -> _Cell:
+        return self._cells.setdefault(_bucket(batch_size, context_len), _Cell())
 
 
 class State(Enum):
@@ -154,7 +161,7 @@ class _Cell:
     usual: mean of spent, with outliers limited. outlier_share: share of outliers.
     num_unreferenced: speculating steps since the last step without drafts.
     next_check: speculating steps of the trial at which it is checked next.
-    lost: the account of trials.
+    account: see `core.account`.
     """
 
     state: State = State.WATCH
@@ -166,7 +173,7 @@ class _Cell:
     outlier_share: float = 0.0
     num_unreferenced: int = 0
     next_check: int = 0
-    lost: LossAccount = field(default_factory=LossAccount)
+    account: LossAccount = field(default_factory=LossAccount)
 
     def observe(self, step: MeasuredStep, none_s: float) -> None:
         """none_s: seconds of the step without drafts, by the profile."""
@@ -175,12 +182,10 @@ class _Cell:
         self.outlier_share += ((spent > longest) - self.outlier_share) / MEMORY
         earned = step.num_generated / step.batch_size
         self.reference.fade(1.0 - 1.0 / MEMORY)
-        if self.state is State.OFF:
-            self.lost.earn(min(spent, longest) * none_s)
-            if not self.lost.is_in_debt:
-                self._begin_trial()
+        if self.state is State.OFF and not self.account.is_in_debt:
+            self._begin_trial()
         self.num_unreferenced = self.num_unreferenced + 1 if step.is_speculating else 0
-        if spent > longest and self.outlier_share < 1.0 / FIRST_CHECK:
+        if spent > longest and self.outlier_share < OUTLIER_SHARE:
             return
         if not step.is_speculating:
             self.reference.add(earned, spent)
@@ -211,7 +216,7 @@ class _Cell:
         if mean + OFF_ERRORS * error < 0.0:
             self.state = State.OFF
             _, earned, spent, *_ = self.trial.sums
-            self.lost.charge((spent - earned / self.trial_reference.rate()[0]) * none_s)
+            self.account.charge((spent - earned / self.trial_reference.rate()[0]) * none_s)
         elif mean > SUSPECT_ERRORS * error or self.trial.num >= LONGEST:
             self.state = State.WATCH
 
