@@ -76,7 +76,8 @@ def profile(
     every draft length at every batch size. Takes a minute or two; run it on an idle machine. Use
     the options of the server, which then reads the stored pass times at its start.
     """
-    if draft is None and config is None and not any("draft=" in one for one in settings or ()):
+    has_draft = draft or config or any("draft=" in one for one in settings or ())
+    if model is not None and not has_draft:
         fail("--draft must be given: only drafts of a draft model are measured", USAGE_ERROR)
     own = [] if input_file is None else parsed("input", read_prompts, input_file)
     check_outputs(table=table_file, json=json_file)
