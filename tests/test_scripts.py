@@ -78,7 +78,12 @@ def test_ctrl_c_ends_an_installation(handler: str, tmp_path: Path) -> None:
         f"set -e; source {SETUP}; VENV={tmp_path}; quietly bash {child}; echo went on >&{write}"
     )
     installing = subprocess.Popen(
-        ["bash", "-c", script], pass_fds=[write], stderr=subprocess.PIPE, start_new_session=True
+        ["bash", "-c", script],
+        pass_fds=[write],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # A shell's background processes ignore it, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(write)
     try:

@@ -618,3 +618,20 @@ def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     driver.first[0] = 12
     (draft,) = proposer.propose([DraftTask(0, tokens, 9, 3, GREEDY)])
     assert list(draft.tokens) == driver.expected(0, 3)
+    assert proposer.num_cached(0, 16) > 0
+    proposer.release(0)
+    proposer.observe(0, 0, event.hidden)
+    assert (proposer.draft_lag(0, 16), proposer.num_cached(0, 16)) == (0, 0), "nothing is cached"
+
+
+def test_states_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle_proposer, "KEPT_STATES", 4)
+    monkeypatch.setattr(eagle_proposer, "MAX_PARTS", 3)
+    states, last = eagle_proposer._States(), 0
+    for num in (10, *[1] * 50):
+        states.add(torch.arange(last, last + num)[:, None])
+        last += num
+        assert 4 <= states.num <= 10 + 3
+    num = states.num
+    assert num <= 4 + 3
+    assert states.take(num)[:, 0].tolist() == [*range(last - num, last)]

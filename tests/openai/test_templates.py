@@ -246,7 +246,10 @@ def test_calls_as_clients_send_them_back(tmp_path: Path, call: dict[str, Any]) -
     [
         ({"type": "custom"}, "type: got 'custom', must be 'function'"),
         ({"function": {}}, "function.name: must be given"),
-        ({"function": CALL | {"arguments": 5}}, "function.arguments: got 5, must be a valid"),
+        (
+            {"function": CALL | {"arguments": 5}},
+            "function.arguments: got 5, must be text or an object",
+        ),
     ],
 )
 def test_wrong_calls_are_named(tmp_path: Path, call: dict[str, Any], sentence: str) -> None:

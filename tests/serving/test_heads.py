@@ -177,8 +177,8 @@ def test_engine_json_names_the_heads(runtime: str) -> None:
     with serving(config, engine) as server:
         sinks = generate(server, requests, 60.0)
     assert list(engine.proposers) == ["draft_model", "heads", "prompt_lookup"]
-    alone_s, together_s = engine.proposers[HEADS].capabilities.draft_s
-    assert 0.0 < together_s <= 1.5 * alone_s
+    alone_s, further_s = engine.proposers[HEADS].capabilities.draft_s
+    assert 0.0 <= further_s <= 1.5 * alone_s
     assert len({tuple(sink.tokens) for sink in sinks}) == 1
     assert sinks[1].progress.num_accepted > 0
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 class Tree:
     """The shape of a draft that is not a chain.
 
-    parents: of node 1, 2, .. the node that it follows, which comes before it.
+    parents[i - 1]: the node that node i follows, always a smaller number than i.
     """
 
     parents: tuple[int, ...]
@@ -42,14 +42,13 @@ class Draft(NamedTuple):
 
     probs: [len(tokens), vocab_size], the distribution from which each token was drawn, in the
         array type of the target's engine; None if the tokens were not sampled. Required where
-        rejection verifies sampled drafts. All of these must be verified, even unlikely ones:
-        dropping a draft because of its value would bias the text. Ending a draft after a token
-        because of its value does not.
+        rejection verifies sampled drafts. Verify every sampled token: leaving one out because of
+        its value would bias the text. A draft may still stop after a token, such as an end token.
     tree: None for a chain. Nodes with the same parent have different tokens, and the first of them
         is the best guess. Rejection verifies only chains.
     on_device: the tokens as a tensor [len(tokens)], if only the device knows them yet: `tokens` are
-        then NO_TOKEN. The host learns them with the results of their verification, so that it need
-        not wait for them before. Not where earlier tokens shape the logits.
+        then NO_TOKEN. The host reads them with the results of their verification, so drafting never
+        waits for the device. Not used if earlier tokens shape the logits.
     """
 
     tokens: tuple[int, ...] = ()

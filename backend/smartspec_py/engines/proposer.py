@@ -38,7 +38,8 @@ class ProposerCapabilities:
     """max_draft_len: the most tokens of one draft; 0 if it never drafts.
     max_context_len: known tokens and drafts of a sequence that it supports; None if it has no limit
         of its own. It drafts nothing beyond.
-    has_passes: whether drafting runs a model, with one pass per token.
+    has_passes: whether drafting runs a model, with one pass for each token of a chain, or each
+        depth of a tree.
     bytes_per_token: cache bytes per token that it has processed, in the memory of the target's
         cache; 0 if its cache is elsewhere.
     reads_hidden: whether it needs the hidden states of every event.
@@ -46,12 +47,12 @@ class ProposerCapabilities:
         guesses get worse with each one.
     cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
         into cohorts. See `Proposer.cohort`.
-    draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
-        length. Used only without has_passes.
+    draft_s: seconds to draft for one sequence alone, and for each further one together with it, at
+        any draft length. Used only without has_passes.
     drafts_trees: whether it drafts trees, and the target verifies them. It then has a
         max_context_len.
     tree_s: seconds that each depth of a tree takes longer than a draft of a chain, for one sequence
-        alone, and for each of many together.
+        alone, and for each further one together with it.
     """
 
     max_draft_len: int
@@ -118,6 +119,10 @@ class Proposer(ABC):
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         """The number of known tokens that `propose` must process before it can draft."""
         return 0
+
+    def num_cached(self, sequence: SequenceId, context_len: int) -> int:
+        """Tokens of the sequence in its cache."""
+        return max(0, context_len - 1 - self.draft_lag(sequence, context_len))
 
     def release(self, sequence: SequenceId) -> None:  # noqa: B027
         """Forget the sequence; do nothing if it is unknown."""

@@ -10,7 +10,7 @@ from smartspec_py.core.learn.branches import BranchTracker
 from smartspec_py.core.plan.trees import MAX_NODES, MAX_STEP_NODES, tree_options
 from smartspec_py.core.types import DraftOption, SequenceId, Verification
 from smartspec_py.engines.base import Event
-from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.draft import Draft, Tree
 from smartspec_py.engines.drafts.guarded import GuardedProposer
 from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer
 from smartspec_py.serving.request import Request
@@ -20,7 +20,7 @@ LEAST_NODES = 16
 than chains, and the search takes time."""
 
 
-class Result(NamedTuple):
+class StepResult(NamedTuple):
     """What a decoding step brought for a request. asked: names of the sources that had options for
     it. is_burst: whether the step had several events of the request."""
 
@@ -37,22 +37,24 @@ class Source:
         """name: that requests use."""
         self.name = name
         self._proposer = GuardedProposer(name, proposer)
-        self._able = able = proposer.capabilities
+        self._capabilities = able = proposer.capabilities
         num_positions = able.max_draft_len if able.has_position_rates else 1
         self._acceptance = AcceptanceTracker(able.cohorts, num_positions=num_positions)
         self._branches = BranchTracker()
-        self._drafts: dict[SequenceId, Draft] = {}
-        """Of its last step with drafts."""
+        self._trees: dict[SequenceId, tuple[tuple[int, ...], Tree]] = {}
+        """Tokens and shapes of the trees of its last step with drafts."""
 
     @property
     def no_option(self) -> DraftOption:
         """The option of a sequence that cannot have drafts now."""
-        return DraftOption(0, (), has_draft_passes=self._able.has_passes, proposer=self.name)
+        return DraftOption(
+            0, (), has_draft_passes=self._capabilities.has_passes, proposer=self.name
+        )
 
     @property
     def bytes_per_token(self) -> int:
         """See `ProposerCapabilities`."""
-        return self._able.bytes_per_token
+        return self._capabilities.bytes_per_token
 
     def options(
         self, requests: Sequence[Request], limits: Mapping[SequenceId, int], num_sequences: int
@@ -69,21 +71,21 @@ class Source:
         sequences = [request.sequence for request in able]
         cohorts = [self._cohort(request) for request in able]
         probs = self._acceptance.accept_probs(sequences, max(nums.values()), cohorts)
-        draft_s = _share_s(self._able.draft_s, num_sequences)
+        draft_s = _share_s(self._capabilities.draft_s, num_sequences)
         options = {
             request.sequence: [
                 DraftOption(
                     max_draft_len=nums[request.sequence],
                     accept_probs=of_request[: nums[request.sequence]],
                     draft_lag=self._lag(request),
-                    has_draft_passes=self._able.has_passes,
+                    has_draft_passes=self._capabilities.has_passes,
                     draft_s=draft_s,
                     proposer=self.name,
                 )
             ]
             for request, of_request in zip(able, probs, strict=True)
         }
-        if self._able.drafts_trees:
+        if self._capabilities.drafts_trees:
             branching = [request for request in able if self._may_branch(request, limits)]
             self._add_trees([options[request.sequence] for request in branching], num_sequences)
         return options
@@ -92,55 +94,54 @@ class Source:
         """The drafts by sequence, without empty ones."""
         drafts = zip(tasks, self._proposer.propose(tasks), strict=True)
         kept = {task.sequence: _cut(task, draft) for task, draft in drafts}
-        self._drafts = {sequence: draft for sequence, draft in kept.items() if draft.tokens}
-        return self._drafts
+        self._trees = {s: (draft.tokens, draft.tree) for s, draft in kept.items() if draft.tree}
+        return {sequence: draft for sequence, draft in kept.items() if draft.tokens}
 
-    def observe(self, results: Sequence[Result]) -> None:
+    def observe(self, results: Sequence[StepResult]) -> None:
         """Learn acceptance, and report results to the proposer."""
         self._branches.fade()
         trials = []
         for result in results:
             request, event = result.request, result.event
             is_own = bool(event.num_drafted) and request.proposer == self.name
-            if is_own or self._able.reads_hidden:
+            if is_own or self._capabilities.reads_hidden:
                 num_accepted = event.num_accepted if is_own else 0
                 self._proposer.observe(request.sequence, num_accepted, event.hidden)
             if trial := self._trial(result, is_own):
                 trials.append(trial)
         self._acceptance.observe(trials)
 
-    def _trial(self, result: Result, is_own: bool) -> Trial | None:
+    def _trial(self, result: StepResult, is_own: bool) -> Trial | None:
         """What the step tells about the drafts of this proposer; None if nothing.
 
         - Its drafts were verified: their result; of a tree, that of the path of best guesses.
         - It was asked, and its drafts were not used: what their result would have been, if it knows
-          its drafts. So a proposer can recover from poor early results. Several events belong to a
-          burst, whose beginning is not known any more.
-        - Otherwise a step without drafts. It does not count if no proposer was asked, nor for
-          proposers with cohorts, because it belongs to none.
+          its drafts. So a proposer can recover from poor early results. In a burst (several
+          events), the tokens at its start are no longer known.
+        - Otherwise it is a step without drafts. That is ignored if no proposer was asked, or if the
+          proposer has cohorts, because the step belongs to none of them.
         """
         request, event = result.request, result.event
         sequence, counts = request.sequence, (0, 0)
         if is_own:
             counts = event.num_drafted, event.num_accepted
-            draft = self._drafts.get(sequence)
-            if draft is not None and draft.tree is not None:
-                counts = self._branches.observe(draft.tokens, draft.tree.parents, event.tokens)
+            if sequence in self._trees:
+                tokens, tree = self._trees[sequence]
+                counts = self._branches.observe(tokens, tree.parents, event.tokens)
         elif self.name in result.asked and not result.is_burst:
             counts = self._proposer.hindsight(sequence, request.tokens, event.tokens)
-        if not counts[0] and (not result.asked or self._able.cohorts):
+        if not counts[0] and (not result.asked or self._capabilities.cohorts):
             return None
         return Trial(sequence, *counts, self._cohort(request))
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """Give the proposer the states of a prompt, if it reads them."""
-        if self._able.reads_hidden:
+        if self._capabilities.reads_hidden:
             self._proposer.observe(request.sequence, 0, event.hidden)
 
     def num_computed_tokens(self, request: Request) -> int:
         """Tokens of the request in the proposer's cache."""
-        context_len = len(request.tokens)
-        return max(0, context_len - 1 - self._proposer.draft_lag(request.sequence, context_len))
+        return self._proposer.num_cached(request.sequence, len(request.tokens))
 
     def release(self, sequence: SequenceId) -> None:
         """Free all state of the sequence."""
@@ -168,8 +169,8 @@ class Source:
         """The most tokens that it can draft now."""
         most = min(request.max_draft_len, request.remaining - 1)
         most = min(most, limits.get(request.sequence, most))
-        if self._able.max_context_len is not None:
-            most = min(most, self._able.max_context_len - len(request.tokens))
+        if self._capabilities.max_context_len is not None:
+            most = min(most, self._capabilities.max_context_len - len(request.tokens))
         if most <= 0:
             return 0
         available = self._proposer.num_available(request.sequence, request.tokens, request.grammar)
@@ -182,17 +183,21 @@ class Source:
 
     def _cohort(self, request: Request) -> str:
         """Of the drafts that it has for the request in this step."""
-        return self._proposer.cohort(request.sequence) if self._able.cohorts else request.cohort
+        return (
+            self._proposer.cohort(request.sequence)
+            if self._capabilities.cohorts
+            else request.cohort
+        )
 
     def _may_branch(self, request: Request, limits: Mapping[SequenceId, int]) -> bool:
-        """Whether the drafts of this request may be a tree, and its row has room for one. Only one
-        policy chooses between options. The state of a grammar differs by path, and drafts that are
-        verified by rejection are a chain."""
+        """Whether the drafts of this request may be a tree. That needs room in its row, the policy
+        `goodput` (others take the first option), text without a grammar (its state would differ by
+        path), and coupled or greedy verification."""
         if request.policy != "goodput" or request.grammar is not None or request.sequence in limits:
             return False
         sampling = request.sampling
         is_coupled = sampling.is_greedy or sampling.verification is Verification.COUPLED
-        has_room = (self._able.max_context_len or 0) >= len(request.tokens) + MAX_NODES
+        has_room = (self._capabilities.max_context_len or 0) >= len(request.tokens) + MAX_NODES
         return is_coupled and has_room
 
     def _add_trees(self, options: Sequence[list[DraftOption]], num_sequences: int) -> None:
@@ -200,7 +205,7 @@ class Source:
         num_nodes = min(MAX_NODES, MAX_STEP_NODES // num_sequences)
         if num_nodes < LEAST_NODES:
             return
-        depth_s = _share_s(self._able.tree_s, num_sequences)
+        depth_s = _share_s(self._capabilities.tree_s, num_sequences)
         chains = [chain for (chain,) in options]
         trees = tree_options(chains, self._branches.prob, num_nodes, depth_s)
         for of_request, found in zip(options, trees, strict=True):

@@ -17,7 +17,7 @@ from smartspec_py.engines.base import Event
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.proposer import DraftTask, Proposer
 from smartspec_py.serving.request import Request, RequestState
-from smartspec_py.serving.source import Result, Source
+from smartspec_py.serving.source import Source, StepResult
 from smartspec_py.serving.step import Mode
 
 NO_OPTION = DraftOption(0, (), has_draft_passes=False)
@@ -38,7 +38,7 @@ class Speculation:
             request.slo_s_per_token is not None
             or (request.grammar is not None and bool(request.grammar.forced(request.tokens)))
             for request in requests
-            if request.policy in COST_POLICIES
+            if request.policy in COST_POLICIES and request.proposers
         )
 
     def views(
@@ -57,12 +57,12 @@ class Speculation:
         asked = [r for r in requests if not (mode is Mode.REST and r.policy in COST_POLICIES)]
         options: dict[SequenceId, list[DraftOption]] = defaultdict(list)
         for source in self._sources.values():
-            able = [request for request in asked if source.name in _learning(request)]
+            able = [request for request in asked if source.name in _proposers_of(request)]
             for sequence, found in source.options(able, limits, len(requests)).items():
                 options[sequence] += found
         for request in asked:
             if request.proposers and not options[request.sequence]:
-                # A view has an option, and the step counts as one without drafts.
+                # Each view needs an option. With this one, it counts as a step without drafts.
                 options[request.sequence] = [self._sources[request.proposers[0]].no_option]
         return [_view(request, options[request.sequence], now) for request in requests]
 
@@ -102,12 +102,12 @@ class Speculation:
             if request.state is RequestState.DECODING:
                 is_burst = num_events[request.sequence] > 1
                 found = asked.get(request.sequence, [])
-                results.append(Result(request, event, asked=found, is_burst=is_burst))
+                results.append(StepResult(request, event, asked=found, is_burst=is_burst))
             elif event.hidden is not None:
-                for name in _learning(request):
+                for name in _proposers_of(request):
                     self._sources[name].read_prompt(request, event)
         for name, source in self._sources.items():
-            source.observe([result for result in results if name in _learning(result.request)])
+            source.observe([result for result in results if name in _proposers_of(result.request)])
 
     def release(self, request: Request) -> None:
         """Free all state of the request."""
@@ -115,9 +115,9 @@ class Speculation:
             self._sources[name].release(request.sequence)
 
     def drop_cache(self, request: Request) -> None:
-        """Free the proposers' caches of the request. Its estimates stay."""
-        for name in request.proposers:
-            self._sources[name].drop_cache(request.sequence)
+        """Free the draft cache of the request. Its estimates stay."""
+        if source := self._caching(request):
+            source.drop_cache(request.sequence)
 
     def bytes_per_token(self, request: Request) -> int:
         source = self._caching(request)
@@ -142,8 +142,8 @@ class Speculation:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
         for name, source in self._sources.items():
-            strangers = set(source.sequences) - known
-            assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
+            unknown = set(source.sequences) - known
+            assert not unknown, f"{name} keeps estimates of {sorted(unknown)[:5]}"
 
     def _caching(self, request: Request) -> Source | None:
         """The request's source whose proposer has a cache. There is at most one."""
@@ -151,7 +151,7 @@ class Speculation:
         return next((source for source in sources if source.bytes_per_token), None)
 
 
-def _learning(request: Request) -> tuple[str, ...]:
+def _proposers_of(request: Request) -> tuple[str, ...]:
     """Names of the proposers that may draft for the request; none if it never has drafts."""
     return () if request.policy == "none" else request.proposers
 

@@ -169,7 +169,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         inputs = []
         for each in growing:
             state = self._sequences[each.task.sequence]
-            tokens = each.unread or each.task.tokens[state.table.num_cached :]
+            tokens = each.next_tokens or each.task.tokens[state.table.num_cached :]
             read = self._input(each.task, tokens, each.num_logits, tree=each.tree)
             num_read = read.position + len(tokens)
             state.num_valid = min(num_read, state.num_known)

@@ -30,16 +30,16 @@ NUM_TIMINGS = 5
 class Growing(Protocol):
     """A draft in progress, of a proposer that reads what it has drafted.
 
-    tokens: drafted ones that the next pass reads; none before the first pass, which reads known
-        tokens. tree: of these tokens; None for a chain. num_logits: of the next pass, for the last
-        tokens that it reads. keeps_keys: whether later passes use the keys of drafted tokens.
+    next_tokens: drafted ones that the next pass reads; none before the first pass, which reads
+        known tokens. tree: of these tokens; None for a chain. num_logits: of the next pass, for the
+        last tokens that it reads. keeps_keys: whether later passes use the keys of drafted tokens.
     """
 
     task: DraftTask
     keeps_keys: ClassVar[bool]
 
     @property
-    def unread(self) -> Sequence[int]: ...
+    def next_tokens(self) -> Sequence[int]: ...
 
     @property
     def tree(self) -> Tree | None: ...
@@ -84,7 +84,7 @@ class Chain:
         return len(self.tokens) >= self.task.draft_len or has_ended
 
     @property
-    def unread(self) -> Sequence[int]:
+    def next_tokens(self) -> Sequence[int]:
         return self.tokens[-1:]
 
     @property
@@ -123,8 +123,8 @@ class Chains:
 
 @dataclass(slots=True)
 class Branching:
-    """A tree of a `Trees` group, of which a proposer reads the nodes that guesses follow. These are
-    the nodes here: 0 is the last known token.
+    """A tree in progress, as its proposer reads it: only the nodes that guesses follow, numbered
+    from 0, the last known token. `GrowingTrees.drafts` numbers the complete tree.
 
     first: the first node of the last depth. draft: once the tree is complete.
     """
@@ -133,7 +133,7 @@ class Branching:
 
     task: DraftTask
     history: TokenHistory | None = None
-    unread: list[int] = field(default_factory=list)
+    next_tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     first: int = 0
     depth: int = 0
@@ -146,7 +146,7 @@ class Branching:
     @property
     def ends(self) -> range:
         """The nodes of the last depth."""
-        return range(self.first, len(self.unread) + 1)
+        return range(self.first, len(self.next_tokens) + 1)
 
     @property
     def num_logits(self) -> int:
@@ -156,17 +156,17 @@ class Branching:
     def requests(self) -> list[DraftRequest]:
         """For the guesses after each of the ends."""
         position = len(self.task.tokens) + self.depth
-        paths = Draft(tuple(self.unread), tree=self.tree).paths
+        paths = Draft(tuple(self.next_tokens), tree=self.tree).paths
         return [
             DraftRequest(self.task.sampling, position, self.history, paths[end])
             for end in self.ends
         ]
 
     def grow(self, tokens: Sequence[int], before: Sequence[int]) -> None:
-        """The new ends, see `GrowingTrees.grow`."""
-        ends, self.first = self.ends, len(self.unread) + 1
+        """Add the nodes of the next depth. before: of each, the index of the end it follows."""
+        ends, self.first = self.ends, len(self.next_tokens) + 1
         self.parents += [ends[place] for place in before]
-        self.unread += tokens
+        self.next_tokens += tokens
         self.depth += 1
 
 
@@ -260,11 +260,15 @@ def tree_s(
 ) -> tuple[float, float]:
     """`ProposerCapabilities.tree_s`. seconds: to draft for so many sequences: trees of this depth,
     or chains if it is 0."""
-    extra_s = []
-    for num in (1, min(max_sequences, MAX_TIMED)):
-        longer_s = seconds(num, depth) - seconds(num, 0)
-        extra_s.append(max(0.0, longer_s) / (num * depth))
-    return extra_s[0], extra_s[1]
+    most = min(max_sequences, MAX_TIMED)
+    longer_s = [seconds(num, depth) - seconds(num, 0) for num in (1, most)]
+    return first_and_further_s(longer_s[0] / depth, longer_s[1] / depth, most)
+
+
+def first_and_further_s(alone_s: float, together_s: float, num: int) -> tuple[float, float]:
+    """Seconds for the first sequence, and for each further one of num that are drafted together."""
+    further_s = (together_s - alone_s) / (num - 1) if num > 1 else alone_s
+    return max(0.0, alone_s), max(0.0, further_s)
 
 
 def fastest_s(draft: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> float:

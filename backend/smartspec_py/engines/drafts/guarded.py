@@ -58,6 +58,9 @@ class GuardedProposer(Proposer):
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         return self._asked(0, self._proposer.draft_lag, sequence, context_len)
 
+    def num_cached(self, sequence: SequenceId, context_len: int) -> int:
+        return self._asked(0, self._proposer.num_cached, sequence, context_len)
+
     def release(self, sequence: SequenceId) -> None:
         self._asked(None, self._proposer.release, sequence)
         self._given_up.discard(sequence)

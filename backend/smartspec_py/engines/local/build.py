@@ -37,7 +37,7 @@ from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import dtype_of, dtype_text, place
-from smartspec_py.engines.local.kinds import DraftKind, OfDraftModel, OfEagle, OfMedusa, Setup
+from smartspec_py.engines.local.kinds import DraftKind, DraftModelKind, EagleKind, MedusaKind, Setup
 from smartspec_py.engines.local.load import has_blocks, load, named
 from smartspec_py.engines.local.target import TorchTarget
 from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
@@ -125,7 +125,7 @@ def _read(
         cache_bytes=cache_bytes,
         keeps_4_bits=keeps_4_bits(config.weights),
     )
-    kinds: list[DraftKind] = [] if draft is None else [OfDraftModel(draft)]
+    kinds: list[DraftKind] = [] if draft is None else [DraftModelKind(draft)]
     if config.heads is not None:
         heads = existing("engine.heads", folder / config.heads)
         with named("engine.heads"):
@@ -142,13 +142,13 @@ def _read(
 def _heads(folder: Path, run_config: RunnerConfig, has_draft: bool) -> DraftKind:
     check_heads(folder)
     if not is_eagle(folder):
-        return OfMedusa(load_heads(folder, run_config))
+        return MedusaKind(load_heads(folder, run_config))
     if has_draft:
         raise ModelError(
             "an EAGLE head and a draft model cannot be loaded together: leave out engine.draft, or "
             "engine.heads"
         )
-    return OfEagle(read_config(folder, load_config(run_config.path, run_config.max_len)))
+    return EagleKind(read_config(folder, load_config(run_config.path, run_config.max_len)))
 
 
 def _models(

@@ -80,7 +80,7 @@ class DraftKind(ABC):
         """Measure what it takes beside passes, once these are measured."""
 
 
-class OfDraftModel(DraftKind):
+class DraftModelKind(DraftKind):
     name = DRAFT_MODEL
     may_branch = False
 
@@ -111,7 +111,7 @@ class OfDraftModel(DraftKind):
         )
 
 
-class OfMedusa(DraftKind):
+class MedusaKind(DraftKind):
     name = HEADS
     gives_hidden = True
 
@@ -127,7 +127,7 @@ class OfMedusa(DraftKind):
             proposer.time_drafts(setup.limits.max_sequences)
 
 
-class OfEagle(DraftKind):
+class EagleKind(DraftKind):
     name = HEADS
 
     def __init__(self, config: EagleConfig) -> None:

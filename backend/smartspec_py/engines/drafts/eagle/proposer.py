@@ -56,10 +56,11 @@ class _States:
     def add(self, states: torch.Tensor) -> None:
         self.parts.append(states)
         self.num += len(states)
-        if len(self.parts) > MAX_PARTS:  # each part keeps the states of all rows of its pass
-            self.parts = deque([torch.cat([*self.parts])])
         while self.num - len(self.parts[0]) >= KEPT_STATES:
             self.num -= len(self.parts.popleft())
+        if len(self.parts) > MAX_PARTS:  # each part keeps the states of all rows of its pass
+            merged = torch.cat([*self.parts])[-KEPT_STATES:]
+            self.parts, self.num = deque([merged.clone()]), len(merged)
 
     def take(self, num: int) -> torch.Tensor:
         """The first num states. They are not kept any more."""
@@ -152,6 +153,11 @@ class EagleProposer(DraftModelProposer):
         """The pass that drafts reads the last token with a state."""
         num_states = self._num_states(sequence)
         return num_states - 1 if num_states else super().draft_lag(sequence, context_len)
+
+    def num_cached(self, sequence: SequenceId, context_len: int) -> int:
+        """Tokens without a state are never read, so the lag does not tell."""
+        state = self._sequences.get(sequence)
+        return state.table.num_cached if state else 0
 
     def release(self, sequence: SequenceId) -> None:
         super().release(sequence)

@@ -12,9 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
-from operator import eq
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,26 +23,25 @@ from smartspec_py.engines.cache.cached_model import history_of
 from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import NO_DRAFT, Draft
-from smartspec_py.engines.drafts.growing import Chain, Chains, GrowingTrees, fastest_s, tree_s
+from smartspec_py.engines.drafts.growing import (
+    Chain,
+    Chains,
+    GrowingTrees,
+    fastest_s,
+    first_and_further_s,
+    tree_s,
+)
 from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
 from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
-
-
-class _Guesses(NamedTuple):
-    """Guesses for the tokens after the first num_known."""
-
-    num_known: int
-    tokens: list[int]
 
 
 @dataclass(slots=True)
 class _HeadsSequence:
     """state: [hidden_size], from which the last token was drawn. history: for sampling; None if it
-    does not depend on earlier tokens, or if nothing was drafted yet. guesses: the last ones."""
+    does not depend on earlier tokens, or if nothing was drafted yet."""
 
     state: torch.Tensor
     history: TokenHistory | None = None
-    guesses: _Guesses | None = None
 
 
 class MedusaProposer(Proposer):
@@ -72,7 +69,8 @@ class MedusaProposer(Proposer):
     def time_drafts(self, max_sequences: int) -> None:
         """Measure `draft_s` and `tree_s` of `ProposerCapabilities`."""
         able = self.capabilities
-        draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
+        alone_s, together_s = self._seconds(1), self._seconds(max_sequences)
+        draft_s = first_and_further_s(alone_s, together_s, max_sequences)
         times = able.tree_s
         if able.drafts_trees:
             times = tree_s(self._seconds, able.max_draft_len, max_sequences)
@@ -97,10 +95,7 @@ class MedusaProposer(Proposer):
         for head in range(self.capabilities.max_draft_len):
             if rows := [row for row, chain in chains.items() if not chain.is_complete]:
                 Chains([chains[row] for row in rows]).take(logits[rows, head])
-        for chain in chains.values():
-            sequence, num_known = chain.task.sequence, len(chain.task.tokens)
-            self._sequences[sequence].guesses = _Guesses(num_known, chain.tokens)
-            drafts[sequence] = chain.draft
+        drafts |= {chain.task.sequence: chain.draft for chain in chains.values()}
         return [drafts.get(task.sequence, NO_DRAFT) for task in tasks]
 
     def _grown(self, tasks: Sequence[DraftTask], logits: torch.Tensor) -> dict[SequenceId, Draft]:
@@ -124,16 +119,6 @@ class MedusaProposer(Proposer):
             of_group = trees.drafts([task.draft_len for task in group])
             drafts |= zip([task.sequence for task in group], of_group, strict=True)
         return drafts
-
-    def hindsight(
-        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
-    ) -> tuple[int, int]:
-        """See `Proposer`. (0, 0) if it did not draft."""
-        known = self._sequences.get(sequence)
-        if known is None or known.guesses is None or known.guesses.num_known != len(tokens):
-            return 0, 0
-        are_right = list(map(eq, known.guesses.tokens, generated))
-        return len(are_right), sum(takewhile(bool, are_right))
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         """Keep the last state. The copy frees the states of the whole pass."""
