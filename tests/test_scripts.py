@@ -90,6 +90,7 @@ def test_ctrl_c_ends_an_installation(handler: str, tmp_path: Path) -> None:
         with open(read) as pipe, installing:
             assert pipe.readline() == "installing\n"
             os.killpg(installing.pid, signal.SIGINT)
+            installing.wait(60.0)  # the process that prints dots looks for it
             assert pipe.read() == ""
     finally:
         with suppress(ProcessLookupError):
