@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import unicodedata
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,25 @@ from servers import TINY
 
 from smartspec_bench import texts
 from smartspec_bench.live import Load
-from smartspec_bench.prompts import Prompt, PromptFileError, chat_template, generated, read_prompts
+from smartspec_bench.prompts import (
+    Prompt,
+    PromptFileError,
+    chat_template,
+    generated,
+    plain,
+    read_prompts,
+)
 
 
 @pytest.mark.parametrize(
     ("workload", "shortest", "longest"),
-    [("chat", 40, 400), ("sql", 150, 700), ("summarize", 450, 1200), ("qa", 450, 1200)],
+    [
+        ("chat", 40, 400),
+        ("sql", 150, 700),
+        ("summarize", 450, 1200),
+        ("qa", 450, 1200),
+        ("edit", 1000, 1900),
+    ],
 )
 def test_a_workload_has_40_texts(workload: str, shortest: int, longest: int) -> None:
     """Lengths are in characters: a token has three to five."""
@@ -32,7 +45,9 @@ def test_a_workload_has_40_texts(workload: str, shortest: int, longest: int) -> 
 
 
 def test_no_prompt_occurs_twice() -> None:
-    prompts = [text for name in (*texts.WORKLOADS, *texts.TINY) for text in texts.prompts(name)]
+    prompts = [
+        text for name in (*texts.WORKLOADS, texts.EDIT, *texts.TINY) for text in texts.prompts(name)
+    ]
     assert len(set(prompts)) == len(prompts)
 
 
@@ -95,13 +110,35 @@ def test_every_text_is_used_before_one_is_used_again() -> None:
     assert found[:40] != [prompt.text for prompt in islice(generated("qa", seed=2), 40)]
 
 
+def test_the_sessions_of_an_agent() -> None:
+    """Each request begins with the one before it in its session, and a result follows each call."""
+    assert len(texts.sessions()) == 5
+    for session in texts.sessions():
+        for before, chat in pairwise(session):
+            assert chat.messages[: len(before.messages)] == before.messages
+            assert [m["role"] for m in chat.messages[-2:]] == ["assistant", "tool"]
+            assert chat.messages[-2]["tool_calls"]
+
+
+def test_sessions_take_turns() -> None:
+    num = sum(map(len, texts.sessions()))
+    found = [prompt.text for prompt in islice(generated("agent"), 2 * num)]
+    assert sorted(found[:num]) == sorted(found[num:])
+    assert len(set(found)) == num
+    firsts = {plain(session[0]) for session in texts.sessions()}
+    assert set(found[:5]) == firsts
+    assert all(text.startswith(tuple(found[:5])) for text in found[5:10])
+
+
 def test_the_chat_template_of_a_model(tmp_path: Path) -> None:
     """A directory with a template, the same without it, and one without a tokenizer."""
     shutil.copy(TINY / "target" / "tokenizer.json", tmp_path)
     assert chat_template(tmp_path)("hi") == chat_template(None)("hi") == "hi"
-    (tmp_path / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
+    template = "<{{ messages[0].content }}>{{ tools | map(attribute='function.name') | join(',') }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
     template = chat_template(tmp_path)
     assert template("hi") == "<hi>"
+    assert template(texts.sessions()[0][0]).endswith(">bash,read,edit,write,grep")
     assert all(one.text.startswith("<") for one in islice(generated("mixed", 1, template), 8))
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
         chat_template(TINY)

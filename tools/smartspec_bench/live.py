@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from smartspec_bench.prompts import Prompt, generated
+from smartspec_bench.prompts import Prompt, Template, generated, plain
 from smartspec_bench.results import Recorder, check_answered, phase_of
 from smartspec_bench.streams import Exchange, Transport, answer, counts_of, seconds_from_now
 from smartspec_py.api.inputs import GenerateParams
@@ -47,7 +47,7 @@ class Load:
     max_tokens: int
     temperature: float = 0.0
     own: Sequence[Prompt] = ()
-    template: Callable[[str], str] = str
+    template: Template = plain
 
     def prompts(self, number: int, count: int) -> list[Prompt]:
         """The requests of a round. Each round continues where the one before has ended."""

@@ -7,11 +7,11 @@ prompts for all policies. The order of the points is random in each repeat.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from smartspec_bench.prompts import MIXED, PROMPT_SEED, Prompt, generated
+from smartspec_bench.prompts import MIXED, PROMPT_SEED, Prompt, Template, generated, plain
 from smartspec_sim.arrivals import RatePhase, arrival_times, poisson_gaps
 
 CLOSED, STEADY, STEP, START = "closed", "steady", "step", "start"
@@ -42,7 +42,7 @@ class Settings:
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 1
-    template: Callable[[str], str] = str
+    template: Template = plain
 
 
 @dataclass(frozen=True)

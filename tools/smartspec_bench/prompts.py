@@ -1,7 +1,8 @@
 """Prompts: of a workload by its name, or of a file in one of three formats.
 
-`chat`, `sql`, `summarize` and `qa` are real texts, `mixed` is all of them, and `tiny` has the
-documents that the shipped tiny pair was trained for. The formats of files are JSON lines, those of
+`chat`, `sql`, `summarize` and `qa` are real texts, and `mixed` is all of them. `edit` has tasks to
+change a file, `agent` the requests of sessions with a coding agent, and `tiny` the documents that
+the shipped tiny pair was trained for. The formats of files are JSON lines, those of
 MT-bench and Spec-Bench, and ShareGPT's. Of several turns the first one of the user is the prompt,
 because the model writes its own answer. Conversations without a human turn are left out.
 """
@@ -11,15 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from smartspec_bench import texts
+from smartspec_bench.texts import AGENT, EDIT, Chat
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 
 MIXED, TINY = "mixed", "tiny"
-WORKLOADS = (*texts.WORKLOADS, MIXED, TINY)
+WORKLOADS = (*texts.WORKLOADS, MIXED, EDIT, AGENT, TINY)
 PROMPT_SEED = 6_000_011
 """Seed of the prompts. It differs from the seeds of the shipped pair's training."""
 
@@ -46,16 +49,32 @@ class Prompt:
         return {"text_input": self.text, **bound}
 
 
+Template = Callable[[str | Chat], str]
+"""Makes a prompt of a user's message, or of a chat."""
+
+
+def plain(asked: str | Chat) -> str:
+    """The message, or those of a chat: the prompt of a model without a template."""
+    if isinstance(asked, str):
+        return asked
+    return "\n\n".join(message["content"] for message in asked.messages)
+
+
 def generated(
-    workload: str, seed: int = PROMPT_SEED, template: Callable[[str], str] = str
+    workload: str, seed: int = PROMPT_SEED, template: Template = plain
 ) -> Iterator[Prompt]:
     """An endless sequence of prompts. All texts of a workload are used once in a random order, then
-    in another one, and so on; `mixed` and `tiny` alternate between four kinds.
+    in another one, and so on; `mixed` and `tiny` alternate between four kinds. The sessions of
+    `agent` take turns, each in its own order.
 
     template: of the model, see `chat_template`. Documents of `tiny` get none.
     """
     names = {MIXED: texts.WORKLOADS, TINY: texts.TINY}.get(workload, (workload,))
     random = Random(seed)
+    while workload == AGENT:
+        order = random.sample(texts.sessions(), len(texts.sessions()))
+        for turns in zip_longest(*order):
+            yield from (Prompt(template(chat), kind=AGENT) for chat in turns if chat)
     while True:
         orders = [random.sample(texts.prompts(name), texts.NUM_PROMPTS) for name in names]
         for turn in zip(*orders, strict=True):
@@ -64,9 +83,9 @@ def generated(
                 yield Prompt(text if workload == TINY else template(text), kind=kind)
 
 
-def chat_template(model: Path | None) -> Callable[[str], str]:
-    """What makes a prompt of a user's message: the chat template of a model's directory or GGUF
-    file. The message itself is the prompt if there is no model, or if the model has no template.
+def chat_template(model: Path | None) -> Template:
+    """The chat template of a model's directory or GGUF file; `plain` if there is no model, or if
+    the model has no template.
 
     Raises ValueError if the files cannot be used.
     """
@@ -74,16 +93,17 @@ def chat_template(model: Path | None) -> Callable[[str], str]:
     from smartspec_gateway.openai.formats.prompts import Prompts
 
     if model is None:
-        return str
+        return plain
     prompts = Prompts(model_folder(model))
 
-    def template(text: str) -> str:
-        return prompts.of_chat([{"role": "user", "content": text}], {})
+    def template(asked: str | Chat) -> str:
+        chat = Chat([{"role": "user", "content": asked}]) if isinstance(asked, str) else asked
+        return prompts.of_chat(chat.messages, {}, tools=chat.tools)
 
     try:
         template("a message")
     except ApiError:
-        return str
+        return plain
     return template
 
 

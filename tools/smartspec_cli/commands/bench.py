@@ -64,8 +64,9 @@ _Policies = Annotated[
 _Workload = Annotated[
     str,
     typer.Option(
-        help="Real texts: chat, sql, summarize, qa, or mixed for all in turn. tiny: documents for "
-        "the shipped tiny pair, and pairs expanded from it."
+        help="Real texts: chat, sql, summarize, qa, or mixed for all in turn. edit: tasks to "
+        "change a file. agent: sessions with a coding agent. tiny: documents for the shipped tiny "
+        "pair, and pairs expanded from it."
     ),
 ]
 _MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate per request.", min=2)]
