@@ -34,7 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("real")
     with serving(ServerConfig(engine=engine, limits=limits), folder, openai=endpoint) as server:
         url = endpoint.url(server.address)
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as found:
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as found:
             yield found
 
 
