@@ -1,9 +1,9 @@
 """The step loop: the thread that owns requests and engines.
 
 A step: take in, plan (mode, views, plan), flush, draft, submit, await, learn acceptance, apply,
-record and learn costs. The scheduler
-changes requests, the proposers draft, and the planner chooses draft lengths. This module does not
-depend on Triton, PyTorch or text.
+record and learn costs. The scheduler changes requests, the proposers draft, and the planner chooses
+draft lengths. This module does not depend on Triton, PyTorch or text.
+
 An exception while a step is planned or drafted costs its drafts. One while it is recorded costs
 what it would have taught. One in the work for a request fails this request (see `Scheduler` and
 `GuardedProposer`). An exception of the target's pass ends the loop, and the caller of `run` must

@@ -77,7 +77,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             for group in groups:
                 assert isinstance(group, Chains), "trees need the host"
                 self._draft_on_device(group.chains)
-        while growing := [(group, group.active) for group in groups if group.active]:
+        while growing := [(group, active) for group in groups if (active := group.active)]:
             logits = self._read([each for _, active in growing for each in active]).logits
             counts = [sum(each.num_logits for each in active) for _, active in growing]
             for (group, _), rows in zip(growing, torch.split(logits, counts), strict=True):

@@ -74,7 +74,7 @@ class DraftKind(ABC):
 
     @abstractmethod
     def load(self, setup: Setup, target: Runner) -> Proposer:
-        """Load the model. Its weights are rounded as those of the target are."""
+        """The proposer. Loads its model, rounded as the target's weights are, if it has passes."""
 
     def time(self, proposer: Proposer, setup: Setup) -> None:  # noqa: B027
         """Measure what it takes beside passes, once these are measured."""

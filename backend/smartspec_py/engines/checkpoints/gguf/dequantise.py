@@ -2,8 +2,7 @@
 
 A row is a sequence of blocks of 32 or 256 numbers. The functions take the bytes of many blocks and
 compute all of their numbers at once: first integers, of which eight bytes are in a word, and then
-float32. Products
-and sums are those of the format's definition, so the numbers have its bits.
+float32. Products and sums are those of the format's definition, so the numbers have its bits.
 Format: https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h.
 """
 
