@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import LoopHarness
+from harness import CAPABILITIES, COST, LoopHarness
 
 from smartspec_py.serving.learned import (
     HALF_LIFE_S,
@@ -16,11 +18,13 @@ from smartspec_py.serving.learned import (
     restore_learned,
     store_learned,
 )
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_engine import FakeTarget
 
 
-def served(accept_prob: float = 0.2) -> LoopHarness:
+def served(**of_harness: Any) -> LoopHarness:
     """A loop that has served a few requests."""
-    harness = LoopHarness(accept_prob=accept_prob)
+    harness = LoopHarness(**{"accept_prob": 0.2} | of_harness)
     for number in range(6):
         harness.submit((number, 5, 7), 40)
     harness.step(100)
@@ -87,6 +91,20 @@ def test_estimates_that_cannot_be_used_are_logged(
 def test_without_a_file_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert not restore_learned(LoopHarness().loop, tmp_path / "profile-0123.json")
     assert not caplog.records
+
+
+def test_a_profile_of_a_busy_machine_is_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Passes that take half of the profile's time remove it. Twice its time may be other load."""
+    profile = tmp_path / "profile-0123.json"
+    for factor, is_kept in ((0.5, False), (1.0, True), (2.0, True)):
+        profile.write_text("{}")
+        clock = VirtualClock()
+        target = FakeTarget(CAPABILITIES, cost=replace(COST, target_base=factor), clock=clock)
+        store_learned(served(target=target, clock=clock).loop, profile)
+        assert profile.exists() is is_kept
+    assert "predicted step times were" in caplog.text
 
 
 def test_what_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,6 +70,11 @@ class Controller:
         """Mean relative error of predicted seconds: by the profile, and as corrected."""
         return self._corrections.mean_errors
 
+    @property
+    def is_profile_slow(self) -> bool:
+        """See `CostCorrections.is_profile_slow`."""
+        return self._corrections.is_profile_slow
+
     def state(self) -> dict[str, Any]:
         """Cost corrections as JSON values."""
         return {"corrections": self._corrections.state()}

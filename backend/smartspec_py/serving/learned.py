@@ -1,6 +1,7 @@
 """Stores a server's learned estimates in the file of its profile, for the next start.
 
-They are written at a clean stop. So other models, machines or library versions start without them.
+They are written at a clean stop, unless that profile proved to be wrong. So other models, machines
+or library versions start without them.
 The weight of old evidence decays: half of it is left after one day.
 """
 
@@ -25,7 +26,19 @@ MOST_KEPT = 0.5
 
 
 def store_learned(loop: StepLoop, profile_path: Path) -> None:
-    """Store the estimates of a loop that has ended. A write error is logged, not raised."""
+    """Store the estimates of a loop that has ended. A write error is logged, not raised.
+
+    If steps were much faster than the profile says, the profile goes instead.
+    """
+    if loop.controller.is_profile_slow:
+        by_profile, _ = loop.controller.time_errors
+        logger.warning(
+            "the profile was measured on a busy machine: predicted step times were %.0f %% wrong. "
+            "The next start measures again",
+            100 * by_profile,
+        )
+        _remove(profile_path)
+        return
     learned = {"version": LEARNED_VERSION, "time_s": time.time(), "state": loop.state()}
     try:
         write_json(profile_path, read_profile(profile_path) | {"learned": learned})
@@ -33,6 +46,13 @@ def store_learned(loop: StepLoop, profile_path: Path) -> None:
         logger.warning("the learned estimates cannot be stored: %s", error)
     else:
         logger.info("the learned estimates are stored in %s", profile_path)
+
+
+def _remove(profile_path: Path) -> None:
+    try:
+        profile_path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", profile_path, error)
 
 
 def restore_learned(loop: StepLoop, profile_path: Path) -> bool:

@@ -48,6 +48,10 @@ UNSEEN_STEPS = 500
 of drafts. In this time several probes are earned, see `core.account`."""
 
 
+FALSE_PROFILE = 0.3
+"""A profile whose predictions are this wrong should be measured again, if steps are steady."""
+
+
 class CostCorrections:
     """`observe` learns from a step. `cost` is the profile with the learned factors."""
 
@@ -77,6 +81,14 @@ class CostCorrections:
         """
         by_profile, corrected, weight = self._errors
         return (by_profile / weight, corrected / weight) if weight else (0.0, 0.0)
+
+    @property
+    def is_profile_slow(self) -> bool:
+        """Whether steps are steadily much faster than the profile says: other programs slowed it
+        down. Steps that are slower prove nothing, other programs may slow them down now."""
+        by_profile, corrected = self.mean_errors
+        is_steady = corrected < by_profile / 2
+        return by_profile > FALSE_PROFILE and is_steady and self.cost.target_base < 1.0
 
     def state(self) -> list[dict[str, Any]]:
         """The learned state, as JSON values."""
