@@ -134,6 +134,10 @@ class TorchEngineConfig(EngineConfig):
     texts change a little, and a pass takes about half the time. int4, and auto on a processor with
     VNNI, keep matrices that a checkpoint of GPTQ, AWQ or compressed-tensors has in 4 bits, in
     adjacent groups of 64 or 128."""
+    weights_cache_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64_000_000_000
+    """bytes on the disk, of all models together, for weights that were converted to 8 or 4 bits, so
+    that the next start only maps them into memory. They are in the folder `weights` of the user's
+    cache directory, and are removed if the model's files change or go. 0 keeps none."""
     kv_cache: Literal["auto", "u8"] = "auto"
     """type of the KV cache. auto keeps keys and values in the dtype, but PyTorch on a CPU in
     float32. u8 rounds them to 8 bits, each head of a token with one scale, for target, draft model

@@ -138,7 +138,7 @@ def test_parts_give_what_a_whole_matrix_gives(
     matrices = {name: tensor for name, tensor in files.items() if tensor.ndim == 2}
     monkeypatch.setattr(rows, "PART", 3 * 256)
     for name, matrix in matrices.items():
-        found, expected = Weights(files, 3).int8(name), Weights({name: matrix}).int8(name)
+        [found], [expected] = Weights(files, 3).int8(name), Weights({name: matrix}).int8(name)
         assert torch.equal(found.values, expected.values)
         assert torch.equal(found.scale, expected.scale)
 

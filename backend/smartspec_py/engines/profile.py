@@ -35,6 +35,9 @@ BUSY_FACTOR = 0.7
 the machine was busy then. If it takes longer, the machine may be busy now, and live steps correct
 the costs. More tokens never take less than this share of the time of fewer ones either."""
 
+PREPARING_S = 0.5
+"""Seconds for the first passes of each size, at a start with a stored profile."""
+
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
 
@@ -137,10 +140,12 @@ def falls(cost: CostModel) -> bool:
 
 
 def _is_from_a_busy_machine(cost: CostModel, target: Profilable, shape: ProfileShape) -> bool:
-    """See BUSY_FACTOR. Runs every number of tokens of one row, and so prepares the engine for the
-    passes of the first request too."""
-    longest = shape.max_draft_len + 1
+    """See BUSY_FACTOR. Runs numbers of tokens of one row, and so prepares the engine for the passes
+    of the first request too, where that takes long in comparison: with small models."""
+    longest, until_s = shape.max_draft_len + 1, time.monotonic() + PREPARING_S
     for num_tokens in range(1, longest + 1):
+        if time.monotonic() >= until_s:
+            break
         target.time_pass(1, num_tokens, shape.context_len)
     seconds = min(target.time_pass(1, longest, shape.context_len) for _ in range(2))
     return seconds < BUSY_FACTOR * cost.target.pass_s(1, longest)

@@ -116,6 +116,13 @@ def num_bytes(folder: Path) -> int:
     return sum((folder / file).stat().st_size for file in weight_files(str(folder), folder))
 
 
+def source_files(folder: Path) -> list[Path]:
+    """The files that decide what the tensors of a model directory are."""
+    index = read_json(str(folder), folder, INDEX)
+    weights = weight_files(str(folder), folder) if index is None else [index["file"]]
+    return sorted({*folder.glob("*.json"), *(folder / file for file in weights)})
+
+
 def types_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
     """The types of the tensors by name."""
     if isinstance(tensors, _Safetensors):

@@ -124,6 +124,7 @@ def _read(
         adapters=_adapters(config, model, limits.context_len, folder),
         cache_bytes=cache_bytes,
         keeps_4_bits=keeps_4_bits(config.weights),
+        weights_cache_bytes=config.weights_cache_bytes,
     )
     kinds: list[DraftKind] = [] if draft is None else [DraftModelKind(draft)]
     if config.heads is not None:

@@ -40,7 +40,7 @@ class RunnerConfig:
     num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
     cache_bytes: memory for keys and values of a runner with blocks. keeps_4_bits: use matrices that
     a checkpoint has in 4 bits as they are, unless weights are stored, where the runner can; of a
-    loaded runner, whether it does.
+    loaded runner, whether it does. weights_cache_bytes: see `config.TorchEngineConfig`.
     """
 
     path: Path
@@ -57,6 +57,7 @@ class RunnerConfig:
     adapters: Adapters = NO_ADAPTERS
     cache_bytes: float = math.inf
     keeps_4_bits: bool = False
+    weights_cache_bytes: int = 0
 
     @property
     def weights_text(self) -> str:

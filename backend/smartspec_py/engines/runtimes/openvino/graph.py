@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,13 @@ from smartspec_py.engines.runtimes.openvino.supported import (
     attention_window,
     rotation_table,
 )
-from smartspec_py.engines.runtimes.openvino.weights import Compressed, Weights, joined
-
-EVEN_COLUMNS = 32
-"""Columns of a part of a product come in whole groups of so many. In other parts that are wider
-than 1,152, OpenVINO 2026.4 sums in another order in passes of 5 to 80 tokens (AVX512)."""
+from smartspec_py.engines.runtimes.openvino.weights import (
+    Compressed,
+    Weights,
+    by_columns,
+    columns_of,
+    joined,
+)
 
 BLOCK_LEN = 32
 """Tokens per block of keys and values, as OpenVINO's attention operator uses on a CPU."""
@@ -364,8 +366,9 @@ class DecoderGraph:
         matrices = []
         for is_kept, run in groupby(names, key=lambda name: kept[name] is not None):
             if is_kept:
-                weights = [weight for name in run if (weight := kept[name]) is not None]
-                matrices.append(self._int4(joined(weights), self.most_width))
+                weight = joined([weight for name in run if (weight := kept[name]) is not None])
+                columns = columns_of(2 * weight.values.shape[1], self.most_width, self.group)
+                matrices.append(self._int4(by_columns(weight, columns)))
             else:
                 matrices.append(self._matrix(list(run), num_rows, self.most_width))
         return matrices
@@ -383,35 +386,30 @@ class DecoderGraph:
         if not self.num_bits:
             return [self._stored(self.weights.stored(*names)[:num_rows])]
         if self.num_bits == 8 or not names[0].startswith(LAYERS):
-            return self._int8(self.weights.int8(*names), num_rows, most_width)
-        return self._int4(self.weights.int4(self.group, *names), most_width)
+            return self._int8(self.weights.int8(*names, most_width=most_width), num_rows)
+        return self._int4(self.weights.int4(self.group, *names, most_width=most_width))
 
-    def _int8(self, weight: Compressed, num_rows: int | None, most_width: int | None) -> list[Any]:
-        scale = op.constant(weight.scale[:num_rows].numpy())
-        parts = []
-        for columns in _columns(weight.values.shape[1], most_width, EVEN_COLUMNS):
-            values = weight.values[:num_rows, columns].contiguous()
+    def _int8(self, parts: Sequence[Compressed], num_rows: int | None) -> list[Any]:
+        made = []
+        for part in parts:
+            values = part.values[:num_rows]
             integers = self._constant(values, values.shape, ov.Type.i8)
-            parts.append(op.multiply(op.convert(integers, np.float32), scale))
-        return parts
+            scale = op.constant(part.scale[:num_rows].numpy())
+            made.append(op.multiply(op.convert(integers, np.float32), scale))
+        return made
 
-    def _int4(self, weight: Compressed, most_width: int | None) -> list[Any]:
-        num_out, num_groups, _ = weight.scale.shape
-        width = 2 * weight.values.shape[1]
-        group = width // num_groups
-        parts = []
-        for columns in _columns(width, most_width, group):
-            values = weight.values[:, columns.start // 2 : columns.stop // 2].contiguous()
-            groups = slice(columns.start // group, columns.stop // group)
-            num = groups.stop - groups.start
-            integers = self._constant(values, (num_out, num, group), ov.Type.u4)
-            zero, scale = (
-                op.constant(numbers[:, groups].numpy()) for numbers in (weight.zero, weight.scale)
-            )
+    def _int4(self, parts: Sequence[Compressed]) -> list[Any]:
+        made = []
+        for part in parts:
+            num_out, num_groups, _ = part.scale.shape
+            width = 2 * part.values.shape[1]
+            shape = num_out, num_groups, width // num_groups
+            integers = self._constant(part.values, shape, ov.Type.u4)
+            zero, scale = (op.constant(numbers.numpy()) for numbers in (part.zero, part.scale))
             shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
-            shape = _ints(num_out, num * group)
-            parts.append(op.reshape(op.multiply(shifted, scale), shape, special_zero=False))
-        return parts
+            whole = _ints(num_out, width)
+            made.append(op.reshape(op.multiply(shifted, scale), whole, special_zero=False))
+        return made
 
     @property
     def num_bytes(self) -> int:
@@ -453,19 +451,6 @@ def _product(states: Any, parts: Sequence[Any]) -> Any:
         for given, weight in zip(inputs, parts, strict=True)
     ]
     return reduce(op.add, products)
-
-
-def _columns(width: int, most: int | None, group: int) -> list[slice]:
-    """Columns of the parts of a matrix: as few as possible with at most so many columns each, of
-    about equal width, in whole groups. Columns after the last whole group are a part of their own.
-    """
-    if most is None:
-        return [slice(0, width)]
-    grouped = width - width % group
-    num_parts = max(1, -(-grouped // most))
-    step = max(1, -(-grouped // (num_parts * group))) * group
-    bounds = sorted({*range(0, grouped, step), grouped, width})
-    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def _marked() -> ov.Model:

@@ -39,6 +39,7 @@ import openvino as ov
 import torch
 from transformers import AutoModelForCausalLM
 
+from smartspec_py.defaults import cache_dir
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.checkpoints.tensors import (
@@ -46,6 +47,7 @@ from smartspec_py.engines.checkpoints.tensors import (
     check_complete,
     check_tied,
     check_used,
+    source_files,
 )
 from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.machine import free_bytes, has_vnni
@@ -61,6 +63,7 @@ from smartspec_py.engines.runtimes.openvino.graph import (
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut
 from smartspec_py.engines.runtimes.openvino.supported import auto_weights
 from smartspec_py.engines.runtimes.openvino.weights import Weights
+from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
 from smartspec_py.engines.runtimes.runner import (
     OPENVINO,
     Parts,
@@ -183,6 +186,7 @@ class OpenVinoRunner(Runner):
             adapters=config.adapters,
         )
         built, self._memory = self._build(graph, model), graph.memory
+        of_model.finish()
         num_parameters = sum(weight.numel() for weight in model.parameters())
         num_layers = len(model.model.layers)
         wanted = num_layers * PARAMETERS_PER_LAYER // max(1, num_parameters)
@@ -361,7 +365,21 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     pair = "model.embed_tokens.weight", "lm_head.weight"
     if hf_config.tie_word_embeddings and set(pair) <= set(files):
         check_tied(torch.equal(*(files[name] for name in pair)), config.path)
-    weights = Weights(files, config.num_threads)
     if config.weights == "auto":
         config = replace(config, weights=auto_weights(model.num_parameters()))
-    return OpenVinoRunner(model, config, weights)
+    file = _weights_file(config, model.num_parameters())
+    return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
+
+
+def _weights_file(config: RunnerConfig, num_parameters: int) -> WeightsFile | None:
+    """None if weights are as stored, or joined with adapters."""
+    num_bytes = num_parameters * NUM_BITS[config.weights] // 8
+    if not num_bytes or not config.weights_cache_bytes or config.adapters.names:
+        return None
+    return WeightsFile(
+        cache_dir() / "weights",
+        source_files(config.path),
+        f"{config.weights}, {config.dtype}, {'' if has_vnni() else 'no '}VNNI",
+        num_bytes=num_bytes,
+        most_bytes=config.weights_cache_bytes,
+    )

@@ -6,19 +6,27 @@ parts of it are read and compressed by several threads.
 
 from __future__ import annotations
 
+import json
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
 
 from smartspec_py.engines.checkpoints.quantized import Integers
 from smartspec_py.engines.checkpoints.rows import Rows, TensorRows, for_parts
+from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
 
 KEPT_GROUPS = (128, 64)
 """Sizes of groups with which 4 bits take less time than 8 in passes of 1 to 32 tokens: 0.56 to 0.90
 of it (AMD EPYC Zen 4). With groups of 32, passes of 8 tokens and more take longer."""
+
+
+EVEN_COLUMNS = 32
+"""Columns of a part of a product come in whole groups of so many. In other parts that are wider
+than 1,152, OpenVINO 2026.4 sums in another order in passes of 5 to 80 tokens (AVX512)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +54,53 @@ class Weights:
         files: Mapping[str, torch.Tensor],
         num_threads: int = 1,
         added: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        file: WeightsFile | None = None,
     ) -> None:
-        """num_threads: that compress. added: tensors beside those of the files."""
+        """num_threads: that compress. added: tensors beside those of the files. file: where
+        compressed matrices are kept, if nothing is added; None keeps none."""
         self.tensors: Mapping[str, torch.Tensor] = ChainMap(dict(added), files)  # type: ignore[arg-type]
         self._files, self._added, self._num_threads = files, added, num_threads
-        self._compressed: dict[tuple[int | str, ...], Compressed] = {}
+        self._file = file
+        self._compressed: dict[str, list[Compressed]] = {}
 
-    def int8(self, *names: str) -> Compressed:
-        """The matrices of these names in 8 bits, as one."""
-        return self._once(names, lambda rows: to_int8(rows, self._num_threads), *names)
+    def int8(self, *names: str, most_width: int | None = None) -> list[Compressed]:
+        """The matrices of these names in 8 bits, as one, in parts; see `by_columns`."""
 
-    def int4(self, group: int, *names: str) -> Compressed:
-        """The matrices of these names in 4 bits, in groups of this size, as one."""
-        return self._once(
-            (group, *names), lambda rows: to_int4(rows, group, self._num_threads), *names
-        )
+        def compress(rows: Rows) -> Compressed:
+            return to_int8(rows, self._num_threads)
+
+        return self._once(compress, names, self._columns(names[0], most_width, EVEN_COLUMNS))
+
+    def int4(self, group: int, *names: str, most_width: int | None = None) -> list[Compressed]:
+        """The matrices of these names in 4 bits, in groups of this size, as one, in parts."""
+
+        def compress(rows: Rows) -> Compressed:
+            return to_int4(rows, group, self._num_threads)
+
+        return self._once(compress, names, self._columns(names[0], most_width, group), group)
 
     def _once(
         self,
-        key: tuple[int | str, ...],
         compress: Callable[[Rows], Compressed],
-        *names: str,
-    ) -> Compressed:
+        names: Sequence[str],
+        columns: Sequence[slice],
+        group: int = 0,
+    ) -> list[Compressed]:
+        def make() -> list[torch.Tensor]:
+            whole = joined([compress(self._rows(name)) for name in names])
+            parts = by_columns(whole, columns)
+            return [t for part in parts for t in (part.values, part.scale, part.zero)]
+
+        key = json.dumps([group, [part.stop for part in columns], *names])
         if key not in self._compressed:
-            self._compressed[key] = joined([compress(self._rows(name)) for name in names])
+            numbers = self._file.get(key, make) if self._file else make()
+            self._compressed[key] = [
+                Compressed(*numbers[i : i + 3]) for i in range(0, len(numbers), 3)
+            ]
         return self._compressed[key]
+
+    def _columns(self, name: str, most_width: int | None, group: int) -> list[slice]:
+        return columns_of(self._rows(name).shape[1], most_width, group)
 
     @property
     def kept_group(self) -> int:
@@ -95,6 +125,11 @@ class Weights:
         """The same with these tensors too."""
         return Weights(self._files, self._num_threads, {**self._added, **added})
 
+    def finish(self) -> None:
+        """No graph asks for more."""
+        if self._file is not None:
+            self._file.finish()
+
     def stored(self, *names: str) -> torch.Tensor:
         """The tensors of these names, joined by their first dimension."""
         tensors = [self.tensors[name].detach() for name in names]
@@ -116,6 +151,37 @@ def joined(parts: list[Compressed]) -> Compressed:
         torch.cat([part.scale for part in parts]),
         torch.cat(zeros) if zeros[0].ndim else zeros[0],
     )
+
+
+def by_columns(weight: Compressed, columns: Sequence[slice]) -> list[Compressed]:
+    """Its parts, which together have all columns; see `columns_of`."""
+    if len(columns) == 1:
+        return [weight]
+    if not weight.zero.ndim:
+        parts = [weight.values[:, part].contiguous() for part in columns]
+        return [Compressed(part, weight.scale, weight.zero) for part in parts]
+    group = 2 * weight.values.shape[1] // weight.scale.shape[1]
+    return [
+        Compressed(
+            weight.values[:, part.start // 2 : part.stop // 2].contiguous(),
+            weight.scale[:, part.start // group : part.stop // group].contiguous(),
+            weight.zero[:, part.start // group : part.stop // group].contiguous(),
+        )
+        for part in columns
+    ]
+
+
+def columns_of(width: int, most: int | None, group: int) -> list[slice]:
+    """Columns of the parts of a matrix: as few as possible with at most so many columns each, of
+    about equal width, in whole groups. Columns after the last whole group are a part of their own.
+    """
+    if most is None:
+        return [slice(0, width)]
+    grouped = width - width % group
+    num_parts = max(1, -(-grouped // most))
+    step = max(1, -(-grouped // (num_parts * group))) * group
+    bounds = sorted({*range(0, grouped, step), grouped, width})
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def to_int8(weight: Rows, num_threads: int = 1) -> Compressed:
