@@ -162,7 +162,7 @@ def test_every_tensor_is_used(tmp_path: Path, load: Callable[[RunnerConfig], Run
 def test_a_tied_output_layer_is_the_embedding(
     tmp_path: Path, load: Callable[[RunnerConfig], Runner]
 ) -> None:
-    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
     model.config.tie_word_embeddings = True
     model.tie_weights()
     model.save_pretrained(tmp_path)
