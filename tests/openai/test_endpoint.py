@@ -726,6 +726,24 @@ def test_api_keys() -> None:
         assert asked.get("/v1/models", headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("header", ["Authorization: Bearer ", "x-api-key: "])
+def test_each_api_key_is_a_tenant(header: str) -> None:
+    """The model gets a hash of the key. A client cannot name another tenant."""
+    model, (name, before) = Echo(), header.split(": ")
+    asked = client(model, api_keys=("first", "second"))
+    body = {"model": "smartspec", "messages": HELLO, "n": 2, "seed": 1}
+    for key in ("first", "second", "first"):
+        assert asked.post(CHAT, json=body, headers={name: before + key}).status_code == 200
+    tenants = [fields["tenant"] for fields in model.asked]
+    assert tenants[:2] == tenants[4:]
+    assert len(set(tenants)) == 2
+    assert not {"first", "second"} & set(tenants)
+    refused = asked.post(CHAT, json={**body, "tenant": "x"}, headers={name: before + "first"})
+    assert refused.status_code == 400
+    assert client(model).post(CHAT, json=body).status_code == 200
+    assert "tenant" not in model.asked[-1]
+
+
 ADAPTER_BODIES = {
     CHAT: {"messages": HELLO},
     TEXTS: {"prompt": "Hello"},

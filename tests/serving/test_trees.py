@@ -31,7 +31,11 @@ class Heads(Proposer):
         self.tasks: list[DraftTask] = []
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        grammar: Grammar | None = None,
+        scope: str | None = None,
     ) -> int:
         return 3
 

@@ -107,7 +107,17 @@ class GenerateParams:
         "meet it if possible",
         Range(0.001, 3.6e6),
     )
-    reuse_prefix: bool = tensor(True, "reuse the cached prefix of an earlier request")
+    reuse_prefix: bool = tensor(
+        True,
+        "reuse the cached prefix of an earlier request, and what earlier requests of the tenant "
+        "have generated for drafts. Without it, the text is not kept for later requests either",
+    )
+    tenant: str = tensor(
+        "",
+        "whose request it is. Drafts never come from texts of other tenants. OpenAI's API sets it "
+        "by the API key",
+        Text(max_bytes=64, may_be_empty=True),
+    )
 
     temperature: float = tensor(0.0, "0 is greedy", Range(0.0))
     top_k: int = tensor(

@@ -30,7 +30,10 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
         build = _builder(config.engine)
     engine = build(config.engine, config.limits, folder)
     lookup = PromptLookupProposer(
-        config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
+        config.limits.max_draft_len,
+        config.lookup.max_ngram,
+        config.lookup.min_ngram,
+        config.lookup.history_tokens,
     )
     engine = replace(engine, proposers={**engine.proposers, PROMPT_LOOKUP: lookup})
     if config.proposer != "auto" and config.proposer not in engine.proposers:

@@ -110,6 +110,7 @@ class Intake:
             policy=params.policy or self._policy,
             max_draft_len=self._max_draft_len(params, proposers),
             adapter=params.adapter or "",
+            tenant=params.tenant,
             proposers=proposers,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             cohort=_cohort(params, sampling),

@@ -76,6 +76,7 @@ class Request:
     host_time: of its work beside passes, since the last step.
     num_dear_steps: steps in a row in which that was too much; see `Scheduler`.
     adapter: name of its LoRA adapter; empty if it has none.
+    tenant: see `GenerateParams`; empty if it has none.
     proposers: names of all proposers that may draft for it, in the order of a view's options.
         Empty if the request cannot use speculation.
     slo_s_per_token: see `SequenceView`.
@@ -101,6 +102,7 @@ class Request:
     grammar: Grammar | None = None
     host_time: HostTime = field(default_factory=HostTime)
     adapter: str = ""
+    tenant: str = ""
     proposers: tuple[str, ...] = ()
     slo_s_per_token: float | None = None
     cohort: str = ""
@@ -129,6 +131,12 @@ class Request:
     def rank(self) -> tuple[float, int]:
         """Requests with a lower rank are served first. A request's rank never changes."""
         return self.arrival_s - PRIORITY_WORTH_S * self.priority, self.sequence
+
+    @property
+    def scope(self) -> str | None:
+        """Requests with the same scope may get drafts from what the others have generated. None: it
+        neither gets such drafts nor gives any."""
+        return f"{self.adapter}/{self.tenant}" if self.reuses_prefix else None
 
     @property
     def num_generated(self) -> int:

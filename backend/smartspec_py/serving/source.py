@@ -143,10 +143,12 @@ class Source:
         """Tokens of the request in the proposer's cache."""
         return self._proposer.num_cached(request.sequence, len(request.tokens))
 
-    def release(self, sequence: SequenceId) -> None:
-        """Free all state of the sequence."""
-        self.drop_cache(sequence)
-        self._acceptance.release(sequence)
+    def release(self, request: Request) -> None:
+        """Free all state of the request. Its text may be kept for others of its scope."""
+        if request.scope is not None:
+            self._proposer.learn(request.tokens[request.num_prompt :], request.scope)
+        self.drop_cache(request.sequence)
+        self._acceptance.release(request.sequence)
 
     def drop_cache(self, sequence: SequenceId) -> None:
         """Free the proposer's cache of the sequence. Its estimates stay."""
@@ -173,7 +175,9 @@ class Source:
             most = min(most, self._capabilities.max_context_len - len(request.tokens))
         if most <= 0:
             return 0
-        available = self._proposer.num_available(request.sequence, request.tokens, request.grammar)
+        available = self._proposer.num_available(
+            request.sequence, request.tokens, request.grammar, request.scope
+        )
         return min(most, available)
 
     def _lag(self, request: Request) -> int:

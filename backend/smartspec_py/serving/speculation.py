@@ -112,7 +112,7 @@ class Speculation:
     def release(self, request: Request) -> None:
         """Free all state of the request."""
         for name in request.proposers:
-            self._sources[name].release(request.sequence)
+            self._sources[name].release(request)
 
     def drop_cache(self, request: Request) -> None:
         """Free the draft cache of the request. Its estimates stay."""
@@ -166,6 +166,7 @@ def _task(request: Request, draft_len: int, depth: int) -> DraftTask:
         reuses_prefix=request.reuses_prefix,
         grammar=request.grammar,
         adapter=request.adapter,
+        scope=request.scope,
         depth=depth,
         host_time=request.host_time,
     )

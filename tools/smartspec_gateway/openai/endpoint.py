@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import time
@@ -45,6 +46,7 @@ class Endpoint:
         self.begin_s = int(time.time())
 
     async def check_key(self, request: Request) -> None:
+        """With keys, the request's one names its tenant. Raises ApiError."""
         keys = self.settings.api_keys
         if keys is None:
             return
@@ -52,10 +54,11 @@ class Endpoint:
         given = [token] if scheme.lower() == "bearer" else []
         given.append(request.headers.get("x-api-key", ""))
         pairs = product(given, keys)
-        matches = [hmac.compare_digest(one.encode(), key.encode()) for one, key in pairs]
-        if not any(matches):
+        matches = [key for one, key in pairs if hmac.compare_digest(one.encode(), key.encode())]
+        if not matches:
             message = "Authorization: must be Bearer and a valid API key, or x-api-key a valid one"
             raise ApiError(401, message)
+        request.state.tenant = {"tenant": hashlib.sha256(matches[0].encode()).hexdigest()}
 
     def about_model(self, name: str) -> dict[str, Any]:
         about = {"id": name, "object": "model", "created": self.begin_s, "owned_by": "smartspec"}
@@ -75,7 +78,8 @@ class Endpoint:
             return json_bytes_response(found)
         self._log(route.path, found.ignored)
         writer = route.writer(found, self.prompts.token_bytes, self._num_tokens)
-        pieces = pieces_of(self.model, found.choices, found.grammar_field, route.body.names)
+        choices = [one | getattr(request.state, "tenant", {}) for one in found.choices]
+        pieces = pieces_of(self.model, choices, found.grammar_field, route.body.names)
         if not found.stream:
             document = await until_gone(request.receive, writer.whole(pieces))
             return _told(found, await json_response(document))

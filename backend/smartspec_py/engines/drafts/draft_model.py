@@ -63,7 +63,11 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         )
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        grammar: Grammar | None = None,
+        scope: str | None = None,
     ) -> int:
         return self.capabilities.max_draft_len
 

@@ -8,6 +8,9 @@ use its latest occurrence. The drafts are the tokens that followed it. If these 
 of the text, the drafts continue with themselves. An occurrence that ended p tokens before the end
 is continued with period p, as in "a b a b" followed by "a b ...".
 
+With `history_tokens`, texts that earlier requests of the same scope have generated are searched too
+(`history.py`), and a longer match there is used instead.
+
 The quality of drafts depends on the match. Longer matches are better. If earlier occurrences were
 followed by different tokens, drafts are rarely accepted. So drafts are divided into cohorts by
 both.
@@ -15,6 +18,7 @@ both.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,6 +26,7 @@ from itertools import takewhile
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.drafts.history import MAX_MATCH, History, Match
 from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 
 NOT_FOUND = 0
@@ -38,14 +43,22 @@ DISAGREED = "disagreed"
 COHORTS = {**{f"{n} tokens": prob for n, prob in AGREED.items()}, DISAGREED: 0.15}
 """The initial acceptance rate of each cohort. On the workloads it was 0.05 for DISAGREED."""
 
+EARLIER = "earlier text, "
+"""Begins the names of the cohorts of matches in earlier requests."""
+
+MAX_SCOPES = 16
+"""Scopes whose texts are kept. Beyond it, the one whose last text is oldest is removed."""
+
 
 @dataclass(slots=True)
 class _Index:
     """Where the n-grams of one sequence occurred last.
 
-    num_known: tokens at the last call. found: position of the token that followed the earlier
-        occurrence of the tail; NOT_FOUND if there is none.
+    num_known: tokens at the last call. match_end: position of the token that followed the earlier
+        occurrence of the tail; NOT_FOUND if there is none. length: of the match, at most 16.
     cohort: of that match, see COHORTS.
+    earlier: a longer match in earlier texts, which is used instead; None if there is none.
+    scope: see `Proposer.num_available`.
     ends: for each n, shortest first, the position after the latest occurrence of each n-gram.
         It is negative if occurrences were followed by different tokens. N-grams that end at the
         last known token are not included, so the tail does not find itself.
@@ -54,7 +67,10 @@ class _Index:
     ends: tuple[tuple[int, dict[tuple[int, ...], int]], ...]
     num_known: int = 0
     match_end: int = NOT_FOUND
+    length: int = 0
     cohort: str = DISAGREED
+    earlier: Match | None = None
+    scope: str | None = None
 
 
 class PromptLookupProposer(Proposer):
@@ -64,23 +80,38 @@ class PromptLookupProposer(Proposer):
     most one entry per token and n.
     """
 
-    def __init__(self, max_draft_len: int, max_ngram: int = 4, min_ngram: int = 2) -> None:
-        """Raises ValueError unless max_draft_len >= 0 and 1 <= min_ngram <= max_ngram."""
+    def __init__(
+        self, max_draft_len: int, max_ngram: int = 4, min_ngram: int = 2, history_tokens: int = 0
+    ) -> None:
+        """history_tokens: size of the history of each scope; 0 for none. Raises ValueError unless
+        max_draft_len >= 0 and 1 <= min_ngram <= max_ngram."""
         if max_draft_len < 0 or not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"{max_draft_len} drafts after {min_ngram} to {max_ngram} tokens")
         self._ngrams = range(min_ngram, max_ngram + 1)
-        self.capabilities = ProposerCapabilities(max_draft_len, has_passes=False, cohorts=COHORTS)
+        cohorts = dict(COHORTS)
+        if history_tokens:
+            cohorts |= {EARLIER + name: prob for name, prob in COHORTS.items()}
+        self.capabilities = ProposerCapabilities(max_draft_len, has_passes=False, cohorts=cohorts)
         self._indexes: dict[SequenceId, _Index] = {}
+        self._history_tokens = history_tokens
+        self._histories: OrderedDict[str, History] = OrderedDict()
+        """By scope, the one whose last text is oldest first."""
 
     def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        grammar: Grammar | None = None,
+        scope: str | None = None,
     ) -> int:
-        """max_draft_len if the tail occurred before, else 0.
+        """max_draft_len if the tail occurred before, less if it was near the end of an earlier
+        text; 0 if it did not occur.
 
         Since the last call, `tokens` may only have grown. The result is cached: `propose` with the
         same tokens does not search again.
         """
-        return self.capabilities.max_draft_len if self._find(sequence, tokens) else 0
+        index = self._index(sequence, tokens, scope)
+        return len(self._following(index, tokens, self.capabilities.max_draft_len))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """As many drafts as requested, fewer if they contain an end token, none without a match.
@@ -94,45 +125,75 @@ class PromptLookupProposer(Proposer):
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
         """See `Proposer`. The result of the last lookup of these tokens is reused."""
-        match_end = self._find(sequence, tokens)
-        if match_end == NOT_FOUND:
-            return 0, 0
         num = min(len(generated), self.capabilities.max_draft_len)
-        pairs = zip(_following(tokens, match_end, num), generated, strict=False)
+        following = self._following(self._index(sequence, tokens), tokens, num)
+        pairs = zip(following, generated, strict=False)
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return num, num_right
+        return len(following), num_right
 
     def cohort(self, sequence: SequenceId) -> str:
         """The cohort of the match of the last lookup. There must have been a match."""
         return self._indexes[sequence].cohort
+
+    def learn(self, text: Sequence[int], scope: str) -> None:
+        if not self._history_tokens or not text:
+            return
+        if scope not in self._histories:
+            self._histories[scope] = History(self._history_tokens, self._ngrams[0])
+        self._histories[scope].add(text)
+        self._histories.move_to_end(scope)
+        if len(self._histories) > MAX_SCOPES:
+            self._histories.popitem(last=False)
 
     def release(self, sequence: SequenceId) -> None:
         self._indexes.pop(sequence, None)
 
     def close(self) -> None:
         self._indexes.clear()
+        self._histories.clear()
 
     def _draft(self, task: DraftTask) -> Draft:
         assert 0 <= task.draft_len <= self.capabilities.max_draft_len, "more than max_draft_len"
         if task.draft_len == 0:
             return Draft()
-        match_end = self._find(task.sequence, task.tokens)
-        if match_end == NOT_FOUND:
-            return Draft()
-        following = _following(task.tokens, match_end, task.draft_len)
+        index = self._index(task.sequence, task.tokens, task.scope)
+        following = self._following(index, task.tokens, task.draft_len)
         del following[task.sampling.num_before_end(following) + 1 :]
         return Draft(tuple(following))
 
-    def _find(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
-        """The position of the token that followed an earlier occurrence of the tail."""
+    def _index(
+        self, sequence: SequenceId, tokens: Sequence[int], scope: str | None = None
+    ) -> _Index:
+        """The index of these tokens, with the match of the tail."""
         index = self._indexes.get(sequence)
         if index is None:
-            index = self._indexes[sequence] = _Index(tuple((n, {}) for n in self._ngrams))
+            ends = tuple((n, dict[tuple[int, ...], int]()) for n in self._ngrams)
+            index = self._indexes[sequence] = _Index(ends, scope=scope)
         if index.num_known != len(tokens):
             assert index.num_known < len(tokens), f"sequence {sequence} lost tokens"
             _add(index, tokens)
             _match(index, tokens)
-        return index.match_end
+            self._match_earlier(index, tokens)
+        return index
+
+    def _match_earlier(self, index: _Index, tokens: Sequence[int]) -> None:
+        """Use earlier texts where they have a longer match."""
+        history = self._history(index)
+        found = history.find(tokens[-MAX_MATCH:]) if history else None
+        index.earlier = found if found and found.length > index.length else None
+        if index.earlier:
+            name = _cohort(index.earlier.length) if index.earlier.is_agreed else DISAGREED
+            index.cohort = EARLIER + name
+
+    def _history(self, index: _Index) -> History | None:
+        return None if index.scope is None else self._histories.get(index.scope)
+
+    def _following(self, index: _Index, tokens: Sequence[int], num: int) -> list[int]:
+        """The tokens after the match; none without a match."""
+        history = self._history(index)
+        if history and index.earlier:
+            return history.following(index.earlier.position, num)
+        return _following(tokens, index.match_end, num) if index.match_end else []
 
 
 def _following(tokens: Sequence[int], match_end: int, num: int) -> list[int]:
@@ -163,13 +224,16 @@ def _match(index: _Index, tokens: Sequence[int]) -> None:
             break
         match_end, length = end, n
     index.match_end = abs(match_end)
-    index.cohort = _agreed(tokens, match_end, length) if match_end > 0 else DISAGREED
+    index.length = _length(tokens, abs(match_end), length)
+    index.cohort = _cohort(index.length) if match_end > 0 else DISAGREED
 
 
-def _agreed(tokens: Sequence[int], match_end: int, length: int) -> str:
-    """The cohort of a match of at least `length` tokens."""
-    while (
-        length < min(max(AGREED), match_end) and tokens[match_end - length - 1] == tokens[~length]
-    ):
+def _length(tokens: Sequence[int], match_end: int, length: int) -> int:
+    """The length of a match of at least `length` tokens, at most MAX_MATCH."""
+    while length < min(MAX_MATCH, match_end) and tokens[match_end - length - 1] == tokens[~length]:
         length += 1
+    return length
+
+
+def _cohort(length: int) -> str:
     return f"{max((n for n in AGREED if n <= length), default=min(AGREED))} tokens"

@@ -1,0 +1,73 @@
+"""Texts of earlier requests are drafted for the same tenant and adapter, and for nobody else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import LimitsConfig, LookupConfig, ServerConfig
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.request import Request
+from smartspec_testing.engines import ScriptedConfig
+from smartspec_testing.local import generate, serving
+
+TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
+TEXT = "The small boat left Dover at nine and came back with fresh fish from France."
+"""No pair of its tokens occurs twice."""
+
+
+@pytest.fixture
+def served(tmp_path: Path):
+    script = tmp_path / "rules.json"
+    script.write_text(json.dumps([{"when": "Write", "write": [TEXT]}]))
+    engine = ScriptedConfig(kind="scripted", tokenizer=str(TOKENIZER), script=str(script))
+    config = ServerConfig(
+        engine=engine,
+        limits=LimitsConfig(max_sequences=2, max_context_len=128),
+        lookup=LookupConfig(history_tokens=1000),
+    )
+    with serving(build_engine(config, Path()), config) as server:
+
+        def num_accepted(tenant: str = "", **more: bool) -> int:
+            """Drafts that were accepted of a new request."""
+            params = GenerateParams("Write", 64, policy="fixed:4", tenant=tenant, **more)
+            [sink] = generate(server, [params])
+            assert sink.text == TEXT
+            return sink.progress.num_accepted
+
+        yield num_accepted
+
+
+def test_nothing_crosses_tenants(served) -> None:
+    assert served("anna") == 0
+    assert served("ben") == 0
+    assert served() == 0
+    assert served("anna") > 10
+    assert served() > 10
+
+
+def test_a_request_that_reuses_nothing_adds_nothing(served) -> None:
+    assert served("anna", reuse_prefix=False) == 0
+    assert served("anna") == 0  # the one before was not kept
+    assert served("anna", reuse_prefix=False) == 0  # and what was kept is not used
+    assert served("anna") > 10
+
+
+def test_scopes_are_pairs_of_adapter_and_tenant(request_of) -> None:
+    """No adapter has a slash in its name, so different pairs have different scopes."""
+    pairs = [("", ""), ("a", ""), ("", "a"), ("a", "a"), ("a", "/a"), ("", "a/a")]
+    scopes = [request_of(adapter, tenant).scope for adapter, tenant in pairs]
+    assert len(set(scopes)) == len(pairs)
+
+
+@pytest.fixture
+def request_of():
+    from smartspec_py.core.types import SamplingParams
+
+    def make(adapter: str, tenant: str) -> Request:
+        return Request(1, [1], 1, 1, SamplingParams(), "none", 0, adapter=adapter, tenant=tenant)
+
+    return make
