@@ -14,7 +14,7 @@ from smartspec_bench.lockstep import Feed, Side, run, serve
 from smartspec_bench.plan import SHAPES, Due, Settings, points, requests, rounds
 from smartspec_bench.prompts import Prompt, generated
 from smartspec_bench.results import BenchError, Recorder, read
-from smartspec_py.config import LimitsConfig
+from smartspec_py.config import LimitsConfig, LookupConfig
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.clock import Stopwatch
 
@@ -55,6 +55,20 @@ def test_a_stopwatch_counts_what_runs_and_what_is_slept(monkeypatch: pytest.Monk
     assert watch.now() == 3.0 + HOUR_S
     with pytest.raises(ValueError, match="-1"):
         watch.sleep(-1)
+
+
+def test_earlier_texts_are_drafted_within_a_phase_only() -> None:
+    """The fake engine generates 8 different tokens, the same ones after the same prompt."""
+    keys = {"lookup": LookupConfig(history_tokens=1000)}
+    config = fake_config(limits=LIMITS).model_copy(update=keys)
+    fields = {**FIELDS, "reuse_prefix": True, "proposer": "prompt_lookup"}
+    one = Side("fixed:2", build_engine(config, Path.cwd()), config.limits, fields)
+    for _ in range(2):
+        one.begin(Feed([Due(0.0, prompt) for prompt in prompts(1) * 2], num_slots=1))
+        serve([one])
+        accepted = [e.last["total_accepted_draft_tokens"] for e in one.exchanges]
+        assert accepted[0] == 0
+        assert accepted[1] >= 3
 
 
 def test_idle_hours_pass_at_once_and_are_in_no_latency() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle, islice
+from uuid import uuid4
 
 from smartspec_bench.prompts import Prompt, Template, generated, plain
 from smartspec_bench.results import Recorder, check_answered, phase_of
@@ -39,7 +40,8 @@ Serve = Callable[[str, Sequence[Prompt], int], Awaitable[list[Exchange]]]
 @dataclass(frozen=True)
 class Load:
     """sizes: numbers of open requests. own: prompts instead of those of the workload. template:
-    see `prompts.generated`."""
+    see `prompts.generated`. reuses: whether requests use prefixes and texts of earlier ones. Each
+    policy is a new tenant in each round."""
 
     sizes: Sequence[int]
     workload: str
@@ -48,6 +50,7 @@ class Load:
     temperature: float = 0.0
     own: Sequence[Prompt] = ()
     template: Template = plain
+    reuses: bool = False
 
     def prompts(self, number: int, count: int) -> list[Prompt]:
         """The requests of a round. Each round continues where the one before has ended."""
@@ -65,7 +68,8 @@ def through(transport: Transport, load: Load) -> Serve:
             "max_tokens": load.max_tokens,
             "temperature": load.temperature,
             "stream": True,
-            "reuse_prefix": False,  # or only the first policy would read the prompts
+            "reuse_prefix": load.reuses,  # then only the first policy reads the prompts
+            "tenant": uuid4().hex,
             "speculation_policy": policy,
         }
 
@@ -84,7 +88,7 @@ def in_process(server: Server, load: Load) -> Serve:
     """Requests to a server in this process."""
 
     def run(policy: str, prompts: Sequence[Prompt], at_once: int) -> list[Exchange]:
-        start_s = time.monotonic()
+        start_s, tenant = time.monotonic(), uuid4().hex
 
         def send(index: int, prompt: Prompt) -> Exchange:
             exchange = Exchange(index, time.monotonic() - start_s)
@@ -93,7 +97,8 @@ def in_process(server: Server, load: Load) -> Serve:
                 max_tokens=prompt.max_tokens or load.max_tokens,
                 temperature=load.temperature,
                 stream=True,
-                reuse_prefix=False,
+                reuse_prefix=load.reuses,
+                tenant=tenant,
                 policy=policy.removesuffix(IN_PROCESS),
             )
             (sink,) = generate(server, [params])

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
 from smartspec_bench.prompts import PROMPT_SEED, generated
@@ -74,7 +75,7 @@ class Feed:
 
 class Side:
     """One policy. `begin` starts a phase; `step` until it `is_over`. Times are seconds from its
-    begin."""
+    begin. Each phase is a tenant of its own: its prompts were answered in other phases too."""
 
     def __init__(
         self, policy: str, engine: Engine, limits: LimitsConfig, fields: Mapping[str, Any]
@@ -100,7 +101,7 @@ class Side:
             on_update=self._take,
         )
         self._out: dict[int, tuple[Exchange, ResponseState]] = {}
-        self._feed = Feed()
+        self._feed, self._tenant = Feed(), ""
         self._start_s = 0.0
         self._ran_before_s = 0.0
 
@@ -115,7 +116,7 @@ class Side:
 
     def begin(self, feed: Feed) -> None:
         assert self.is_over, "the phase before is not over"
-        self._feed = feed
+        self._feed, self._tenant = feed, uuid4().hex
         self.exchanges, self.tokens, self.num_ended = [], [], 0
         self._start_s, self._ran_before_s = self.watch.now(), self.watch.ran_s
 
@@ -153,6 +154,7 @@ class Side:
     def _put(self, due: Due) -> None:
         prompt = due.prompt
         fields = {**self._fields, "text": prompt.text, "policy": self.policy}
+        fields["tenant"] = self._tenant
         if prompt.max_tokens is not None:
             fields["max_tokens"] = prompt.max_tokens
         request, response = self._intake.receive(GenerateParams(**fields), LocalSink())

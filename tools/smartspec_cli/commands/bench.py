@@ -69,6 +69,14 @@ _Workload = Annotated[
         "pair, and pairs expanded from it."
     ),
 ]
+_Reuse = Annotated[
+    bool,
+    typer.Option(
+        "--reuse",
+        help="Reuse cached prefixes, and with lookup.history_tokens what earlier requests of the "
+        "same phase or round have generated.",
+    ),
+]
 _MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate per request.", min=2)]
 Measure = Callable[[Recorder, Callable[[str], object]], None]
 """Runs a benchmark. Its second argument is told what comes next."""
@@ -104,6 +112,7 @@ def lockstep(
     ] = 60.0,
     max_tokens: _MaxTokens = _DEFAULTS.max_tokens,
     temperature: Temperature = 0.0,
+    reuse: _Reuse = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies under load in one process, step by step in turns.
@@ -136,7 +145,7 @@ def lockstep(
         from smartspec_bench.lockstep import Side, run
 
         say("loading models, measuring passes")
-        fields = {"max_tokens": max_tokens, "temperature": temperature, "reuse_prefix": False}
+        fields = {"max_tokens": max_tokens, "temperature": temperature, "reuse_prefix": reuse}
         sides = {
             policy: Side(policy, engine_of(checked), checked.limits, fields)
             for policy in plan.policies
@@ -175,6 +184,7 @@ def live(
     ] = False,
     max_tokens: _MaxTokens = _DEFAULTS.max_tokens,
     temperature: Temperature = 0.0,
+    reuse: _Reuse = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies on a live Triton server, with fixed numbers of requests at once.
@@ -191,7 +201,7 @@ def live(
     _among("workload", [workload], WORKLOADS)
     own = [] if input_file is None else parsed("input", read_prompts, input_file)
     label = workload if input_file is None else input_file.name
-    load = Load(sizes, label, rounds, max_tokens, temperature, own)
+    load = Load(sizes, label, rounds, max_tokens, temperature, own, reuses=reuse)
     if url is not None:
         if draft or heads or config or overhead:
             fail("--url excludes --draft, --heads, --config and --overhead", USAGE_ERROR)

@@ -39,7 +39,7 @@ class Match(NamedTuple):
 
 
 class History:
-    """Texts of one scope. `add` takes about 0.2 us per token, and `find` some microseconds."""
+    """Texts of one scope. `add` takes about 0.3 us per token, and `find` 30 us at most."""
 
     def __init__(self, num_tokens: int, ngram: int) -> None:
         """num_tokens: size of the ring; each text takes one more than its tokens. ngram: length of
