@@ -277,9 +277,9 @@ class LookupConfig(_Layer):
     min_ngram: Annotated[int, Field(ge=1, le=16)] = 2
     """shortest n-gram that is searched for."""
     history_tokens: Annotated[int, Field(ge=0, le=100_000_000)] = 0
-    """tokens that are kept of what earlier requests of the same tenant and adapter have generated,
-    for drafts; the oldest are overwritten. 0 keeps none. Each takes 12 to 16 bytes, for up to 16
-    pairs of tenant and adapter."""
+    """tokens that are kept of what requests of the same tenant and adapter have generated, for
+    drafts; the oldest are overwritten. 0 keeps none. Each takes 20 to 24 bytes, for up to 16 pairs
+    of tenant and adapter."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -1,4 +1,4 @@
-"""Texts of earlier requests are drafted for the same tenant and adapter, and for nobody else."""
+"""Texts of other requests are drafted for the same tenant and adapter, and for nobody else."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+from harness import COST, LoopHarness
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LookupConfig, ServerConfig
+from smartspec_py.core.types import SamplingParams
+from smartspec_py.defaults import PROMPT_LOOKUP
+from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import Request
 from smartspec_testing.engines import ScriptedConfig
 from smartspec_testing.local import generate, serving
+from smartspec_testing.offline import OfflineLoop
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 TEXT = "The small boat left Dover at nine and came back with fresh fish from France."
@@ -56,6 +61,34 @@ def test_a_request_that_reuses_nothing_adds_nothing(served) -> None:
     assert served("anna") > 10
 
 
+def test_running_requests_draft_from_each_other() -> None:
+    """The fake engine writes the same text after the same prompt, without a repetition."""
+    proposers = {PROMPT_LOOKUP: PromptLookupProposer(4, history_tokens=1000)}
+    harness = LoopHarness()
+    loop = OfflineLoop(harness.target, proposers, COST, harness.clock.now)
+
+    def put(sequence: int, tenant: str) -> Request:
+        greedy, names = SamplingParams(), (PROMPT_LOOKUP,)
+        request = Request(
+            sequence, [1, 2, 3], 3, 40, greedy, "fixed:4", 4, proposers=names, tenant=tenant
+        )
+        loop.put(request)
+        return request
+
+    first = put(1, "anna")
+    for _ in range(20):
+        loop.step()
+    second, other = put(2, "anna"), put(3, "ben")
+    for _ in range(6):
+        loop.step()
+    assert not first.is_over
+    assert second.num_accepted >= 8
+    assert first.num_drafted == other.num_drafted == 0
+    while loop.is_busy:
+        loop.step()
+    assert first.tokens == second.tokens == other.tokens
+
+
 def test_scopes_are_pairs_of_adapter_and_tenant(request_of) -> None:
     """No adapter has a slash in its name, so different pairs have different scopes."""
     pairs = [("", ""), ("a", ""), ("", "a"), ("a", "a"), ("a", "/a"), ("", "a/a")]
@@ -65,8 +98,6 @@ def test_scopes_are_pairs_of_adapter_and_tenant(request_of) -> None:
 
 @pytest.fixture
 def request_of():
-    from smartspec_py.core.types import SamplingParams
-
     def make(adapter: str, tenant: str) -> Request:
         return Request(1, [1], 1, 1, SamplingParams(), "none", 0, adapter=adapter, tenant=tenant)
 

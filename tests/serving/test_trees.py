@@ -31,11 +31,7 @@ class Heads(Proposer):
         self.tasks: list[DraftTask] = []
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return 3
 

@@ -172,11 +172,7 @@ class SimProposer(Proposer):
         self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         has_drafts = self._has_passes or self._name in self._texts[sequence].runs
         return self.capabilities.max_draft_len if has_drafts else 0

@@ -64,11 +64,7 @@ class FakeProposer(Proposer):
         return len(self._num_read)
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self.capabilities.max_draft_len
 

@@ -109,8 +109,8 @@ class GenerateParams:
     )
     reuse_prefix: bool = tensor(
         True,
-        "reuse the cached prefix of an earlier request, and what earlier requests of the tenant "
-        "have generated for drafts. Without it, the text is not kept for later requests either",
+        "reuse the cached prefix of an earlier request, and for drafts what other requests of the "
+        "tenant have generated. Without it, others do not reuse this text either",
     )
     tenant: str = tensor(
         "",

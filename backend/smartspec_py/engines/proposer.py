@@ -18,7 +18,6 @@ class DraftTask(NamedTuple):
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
     reuses_prefix, grammar, adapter, host_time: see `SequenceStart`.
-    scope: see `Proposer.num_available`.
     depth: of a tree of up to `draft_len` drafts, its longest path; 0 for a chain.
     """
 
@@ -30,7 +29,6 @@ class DraftTask(NamedTuple):
     reuses_prefix: bool = True
     grammar: Grammar | None = None
     adapter: str = ""
-    scope: str | None = None
     depth: int = 0
     host_time: HostTime | None = None
 
@@ -84,17 +82,10 @@ class Proposer(ABC):
 
     @abstractmethod
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        """The most tokens that it can draft now after these tokens; 0 if none.
-
-        grammar: of the sequence. scope: drafts may also come from texts that sequences of the same
-        scope generated; with None, from no other sequence.
-        """
+        """The most tokens that it can draft now after these tokens; 0 if none. grammar: of the
+        sequence."""
 
     @abstractmethod
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -133,8 +124,11 @@ class Proposer(ABC):
         """Tokens of the sequence in its cache."""
         return max(0, context_len - 1 - self.draft_lag(sequence, context_len))
 
-    def learn(self, text: Sequence[int], scope: str) -> None:  # noqa: B027
-        """Keep a text that a sequence of this scope has generated, see `num_available`."""
+    def learn(  # noqa: B027
+        self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, scope: str
+    ) -> None:
+        """See what the sequence has generated so far; its drafts and those of other sequences of
+        the same scope may come from it. Called before `num_available`, and before `release`."""
 
     def release(self, sequence: SequenceId) -> None:  # noqa: B027
         """Forget the sequence; do nothing if it is unknown."""

@@ -145,8 +145,7 @@ class Source:
 
     def release(self, request: Request) -> None:
         """Free all state of the request. Its text may be kept for others of its scope."""
-        if request.scope is not None:
-            self._proposer.learn(request.tokens[request.num_prompt :], request.scope)
+        self._learn(request)
         self.drop_cache(request.sequence)
         self._acceptance.release(request.sequence)
 
@@ -175,10 +174,14 @@ class Source:
             most = min(most, self._capabilities.max_context_len - len(request.tokens))
         if most <= 0:
             return 0
-        available = self._proposer.num_available(
-            request.sequence, request.tokens, request.grammar, request.scope
-        )
+        self._learn(request)
+        available = self._proposer.num_available(request.sequence, request.tokens, request.grammar)
         return min(most, available)
+
+    def _learn(self, request: Request) -> None:
+        """Show its text so far to the proposer, for others of its scope too."""
+        if (scope := request.scope) is not None:
+            self._proposer.learn(request.sequence, request.tokens, request.num_prompt, scope)
 
     def _lag(self, request: Request) -> int:
         """`DraftOption.draft_lag`."""

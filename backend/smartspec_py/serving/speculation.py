@@ -166,7 +166,6 @@ def _task(request: Request, draft_len: int, depth: int) -> DraftTask:
         reuses_prefix=request.reuses_prefix,
         grammar=request.grammar,
         adapter=request.adapter,
-        scope=request.scope,
         depth=depth,
         host_time=request.host_time,
     )

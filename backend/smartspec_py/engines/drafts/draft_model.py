@@ -63,11 +63,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         )
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self.capabilities.max_draft_len
 

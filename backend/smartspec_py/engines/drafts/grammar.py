@@ -27,11 +27,7 @@ class GrammarProposer(Proposer):
         )
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         forced = () if grammar is None else grammar.forced(tokens)
         return min(len(forced), self.capabilities.max_draft_len)

@@ -29,13 +29,9 @@ class GuardedProposer(Proposer):
         self._has_logged = False
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        return self._asked(0, self._proposer.num_available, sequence, tokens, grammar, scope)
+        return self._asked(0, self._proposer.num_available, sequence, tokens, grammar)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """If all together fail, each task is tried alone, to find the one that fails."""
@@ -65,13 +61,10 @@ class GuardedProposer(Proposer):
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:
         return self._asked(0, self._proposer.num_cached, sequence, context_len)
 
-    def learn(self, text: Sequence[int], scope: str) -> None:
-        try:
-            self._proposer.learn(text, scope)
-        except ENDS:
-            raise
-        except BaseException as error:
-            self._log("a text is not kept", error)
+    def learn(
+        self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, scope: str
+    ) -> None:
+        self._asked(None, self._proposer.learn, sequence, tokens, num_prompt, scope)
 
     def release(self, sequence: SequenceId) -> None:
         self._asked(None, self._proposer.release, sequence)

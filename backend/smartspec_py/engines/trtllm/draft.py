@@ -51,11 +51,7 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
         self._has_failed = False
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         room = self._max_context_len - len(tokens)
         return max(0, min(self.capabilities.max_draft_len, room))

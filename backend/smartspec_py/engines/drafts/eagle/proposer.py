@@ -130,11 +130,7 @@ class EagleProposer(DraftModelProposer):
         self.capabilities = replace(self.capabilities, tree_s=times)
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self.capabilities.max_draft_len if self._num_states(sequence) else 0
 

@@ -77,11 +77,7 @@ class MedusaProposer(Proposer):
         self.capabilities = replace(able, draft_s=draft_s, tree_s=times)
 
     def num_available(
-        self,
-        sequence: SequenceId,
-        tokens: Sequence[int],
-        grammar: Grammar | None = None,
-        scope: str | None = None,
+        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
         return self.capabilities.max_draft_len if sequence in self._sequences else 0
 
