@@ -249,7 +249,7 @@ class _FullQueue:
 
     Requests that start together would stay in phase: all prefill, then all decode. So the first
     ones generate only 1 / num_slots, 2 / num_slots, .. of `max_tokens`. The interval begins when
-    they have ended.
+    they have ended. It lasts `saturation_s`, and until another request has ended.
     """
 
     def __init__(self, side: Side, num_slots: int, settings: Settings) -> None:
@@ -262,11 +262,14 @@ class _FullQueue:
         most = self._settings.max_tokens
         for number, prompt in enumerate(islice(prompts, self._num_slots), start=1):
             yield Due(0.0, replace(prompt, max_tokens=math.ceil(most * number / self._num_slots)))
+        num_before = 0
         for prompt in prompts:
-            if self.side.num_ended >= self._num_slots and self._to_s == math.inf:
-                self._from_s = self.side.now_s
-                self._to_s = self._from_s + self._settings.saturation_s
-            if self.side.now_s >= self._to_s:
+            now_s, num_ended = self.side.now_s, self.side.num_ended
+            if num_ended >= self._num_slots and self._from_s == math.inf:
+                self._from_s, num_before = now_s, num_ended
+            is_long = now_s >= self._from_s + self._settings.saturation_s
+            if is_long and num_ended > num_before:
+                self._to_s = now_s
                 return
             yield Due(0.0, prompt)
 
@@ -278,11 +281,10 @@ class _FullQueue:
             num
             for exchange in exchanges
             for time_s, num in zip(exchange.chunk_s, exchange.chunk_tokens, strict=True)
-            if self._from_s <= time_s < self._to_s
+            if self._from_s < time_s <= self._to_s
         )
+        if not num_tokens:
+            raise BenchError("no tokens are generated after the prompts of this workload")
         whole = exchanges[self._num_slots :]
-        if not num_tokens or not whole:
-            seconds = self._settings.saturation_s
-            raise BenchError(f"no request ended within {seconds:g} s; allow more --saturation-s")
         mean = sum(one.num_tokens for one in whole) / len(whole)
-        return num_tokens / self._settings.saturation_s / mean
+        return num_tokens / (self._to_s - self._from_s) / mean

@@ -105,7 +105,7 @@ def lockstep(
         float, typer.Option(help="Duration of a steady phase. Others last 4 times as long.")
     ] = _DEFAULTS.seconds,
     saturation_s: Annotated[
-        float, typer.Option(help="Seconds for measuring the saturation rate.")
+        float, typer.Option(help="Seconds, at least, for measuring the saturation rate.")
     ] = _DEFAULTS.saturation_s,
     minutes: Annotated[
         float, typer.Option(help="Time limit in minutes: no phase begins later.", min=0.0)
