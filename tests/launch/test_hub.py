@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from hub_stand_in import HubStandIn
 from torch_models import make_model
 
 from smartspec_cli.commands.serve import suggested_draft
-from smartspec_launch import hub_check
+from smartspec_launch import hub_check, models
 from smartspec_launch.hub import hub_name
 from smartspec_launch.hub_files import gguf_file
 from smartspec_launch.interpreter import LaunchError
-from smartspec_launch.models import with_local_models
+from smartspec_launch.models import READING, with_local_models
 from smartspec_launch.paths import hub_names, name_of, with_absolute_paths
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import ConfigError
@@ -124,10 +125,19 @@ def test_without_a_terminal_a_download_is_told_in_lines(
     assert capsys.readouterr().err.endswith("  1 MB of 1 MB\n")
 
 
-def test_a_pair_is_fetched_once(hub: HubStandIn, cache: Path) -> None:
+def test_a_pair_is_fetched_once(
+    hub: HubStandIn, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only what is served, and after the checks; redirects lead to another host without the token.
     The checks run in a process of their own, as they do for a person."""
     said: list[str] = []
+    phases: list[str] = []
+
+    def shown(text: str) -> AbstractContextManager[None]:
+        phases.append(text)
+        return nullcontext()
+
+    monkeypatch.setattr(models, "shown", shown)
     config = found(said, model="acme/target", draft="acme/draft")
     folder = Path(config.engine.paths()["model"])
     assert folder.parts[-3:-1] == ("models--acme--target", "snapshots")
@@ -140,14 +150,19 @@ def test_a_pair_is_fetched_once(hub: HubStandIn, cache: Path) -> None:
     assert sorted(hub.fetched()) == sorted(wanted * 2)
     assert hub.fetched()[-2:] == ["model.safetensors"] * 2
     assert config.served_model_name == ["acme/target"]
-    assert said[0] == "Looking up acme/target and acme/draft"
-    assert said[1] == "Checking acme/target and acme/draft before the weights are fetched"
-    assert said[2].startswith(f"Fetching 4 MB to {cache}, where ")
-    assert "; weights take at least 2 MB of memory, of which " in said[2]
+    both = "acme/target and acme/draft"
+    assert phases == [
+        f"Looking up {both}",
+        f"Checking {both} before the weights are fetched",
+        READING,
+    ]
+    assert said[0].startswith(f"Fetching 4 MB to {cache}, where ")
+    assert "; weights take at least 2 MB of memory, of which " in said[0]
     hub.requests.clear()
     assert found(said, model="acme/target", draft="acme/draft") == config
     assert hub.fetched() == []
-    assert said[3:] == ["Looking up acme/target and acme/draft"]
+    assert phases[3:] == [f"Looking up {both}", READING]
+    assert len(said) == 1
 
 
 @pytest.mark.usefixtures("quick")
@@ -240,7 +255,7 @@ def test_a_hub_that_cannot_be_asked(hub: HubStandIn, monkeypatch: pytest.MonkeyP
     hub.status = 503
     said: list[str] = []
     assert found(said, model="acme/target") == config
-    assert said[1] == "The hub cannot be asked: acme/target is taken from the cache"
+    assert said[0] == "The hub cannot be asked: acme/target is taken from the cache"
     Path(config.engine.paths()["model"], "model.safetensors").unlink()
     with pytest.raises(
         LaunchError, match=r"acme/target cannot be fetched .* \(status 503\): check"
@@ -437,7 +452,7 @@ def test_a_gguf_file_is_checked_by_its_start(
     assert (folder / "gguf.json").is_file()
     assert folder.name == "m-F32"
     assert config.served_model_name == ["acme/right-GGUF:F32"]
-    assert "weights take at least 0 MB" in said[2]
+    assert "weights take at least 0 MB" in said[0]
 
 
 def test_drafts_of_families() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from rich.console import Console
 from torch_models import make_model
 
-from smartspec_launch.phases import PhaseDisplay
+from smartspec_launch.phases import PhaseDisplay, shown
 from smartspec_py.engines.phases import MEASURING, READING, Phase, Steps
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
@@ -85,12 +86,12 @@ def test_without_a_terminal_each_phase_is_a_line() -> None:
 
 
 def test_without_a_terminal_a_long_phase_goes_on_with_words() -> None:
-    """Every 5 s, with the time since its beginning, and how far it is if that is known."""
+    """Every 4 s, with the time since its beginning, and how far it is if that is known."""
     shown, now_s = io.StringIO(), [0.0]
     with PhaseDisplay(Console(file=shown), clock=lambda: now_s[0]) as display:
-        for now_s[0], phase in ((0.0, PHASES[0]), (4.0, PHASES[0]), (6.0, PHASES[0])):
+        for now_s[0], phase in ((0.0, PHASES[0]), (3.0, PHASES[0]), (6.0, PHASES[0])):
             display.show(phase)
-        for now_s[0], phase in ((7.0, PHASES[1]), (11.0, PHASES[2]), (13.0, PHASES[2])):
+        for now_s[0], phase in ((7.0, PHASES[1]), (10.0, PHASES[2]), (13.0, PHASES[2])):
             display.show(phase)
     lines = ["Starting Triton", "  6 s", "Reading weights, 3.1 GB", "  6 s, 1.6 GB of 3.1 GB"]
     assert shown.getvalue().splitlines() == lines
@@ -107,3 +108,30 @@ def test_a_terminal_has_bars() -> None:
     assert "Reading weights" in last
     assert "Measuring costs" in last
     assert "25%" in last
+
+
+def test_a_long_block_is_shown_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block ends when it has been shown twice. A short one is not shown."""
+    output = Output()
+    console = Console(file=output)
+    with shown("never", console):
+        pass
+    assert output.getvalue() == ""
+    monkeypatch.setattr("smartspec_launch.phases.SHORT_S", 0.001)
+    monkeypatch.setattr("smartspec_launch.phases.LINE_EVERY_S", 0.0)
+    with shown("checking", console):
+        assert output.has_two_lines.wait(30.0)
+    first, second, *_ = output.getvalue().splitlines()
+    assert (first, second) == ("Checking", "  0 s")
+
+
+class Output(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_two_lines = threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.getvalue().count("\n") > 1:
+            self.has_two_lines.set()
+        return written

@@ -14,6 +14,7 @@ from smartspec_launch.hub import HubName, Repository, as_error, open_repository
 from smartspec_launch.hub_check import check_before_fetch
 from smartspec_launch.hub_files import gguf_of, settings_files, weights_files
 from smartspec_launch.paths import hub_names
+from smartspec_launch.phases import shown
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
@@ -21,6 +22,8 @@ from smartspec_py.engines.checkpoints.supported import ModelError
 
 Say = Callable[[str], None]
 """Shows a person one line."""
+
+READING = "Reading settings and tokenizers"
 
 
 def with_local_models(config: ServerConfig, say: Say) -> ServerConfig:
@@ -33,11 +36,12 @@ def with_local_models(config: ServerConfig, say: Say) -> ServerConfig:
     config = _with_served_name(config)
     if names := hub_names(config, Path("/")):
         config = _with_paths(config, _fetched(config, names, say))
-    folders = {
-        key: str(model_folder(Path(path)))
-        for key, path in config.engine.paths().items()
-        if not key.startswith(("heads", "lora."))
-    }
+    with shown(READING):
+        folders = {
+            key: str(model_folder(Path(path)))
+            for key, path in config.engine.paths().items()
+            if not key.startswith(("heads", "lora."))
+        }
     return _with_paths(config, folders)
 
 
@@ -59,15 +63,16 @@ def _with_paths(config: ServerConfig, paths: Mapping[str, str]) -> ServerConfig:
 def _fetched(config: ServerConfig, names: Mapping[str, HubName], say: Say) -> dict[str, str]:
     """The paths of the models with these names, by key."""
     together = " and ".join(dict.fromkeys(map(str, names.values())))
-    say(f"Looking up {together}")
-    repositories = {key: open_repository(key, name) for key, name in names.items()}
-    weights = {key: _weights(key, repository) for key, repository in repositories.items()}
+    with shown(f"Looking up {together}"):
+        repositories = {key: open_repository(key, name) for key, name in names.items()}
+        weights = {key: _weights(key, repository) for key, repository in repositories.items()}
     for repository in repositories.values():
         if repository.why_cached is not None:
             say(f"The hub cannot be asked: {repository.name} is taken from the cache")
     if any(repositories[key].missing(files) for key, files in weights.items()):
-        say(f"Checking {together} before the weights are fetched")
-        say(check_before_fetch(config, repositories, weights))
+        with shown(f"Checking {together} before the weights are fetched"):
+            line = check_before_fetch(config, repositories, weights)
+        say(line)
         for key, files in weights.items():
             repositories[key].fetch(files)
     return {key: str(each.folder / gguf_of(weights[key])) for key, each in repositories.items()}

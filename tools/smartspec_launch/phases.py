@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from smartspec_py.engines.phases import Phase
 
-LINE_EVERY_S = 5.0
+LINE_EVERY_S = 4.0
+
+SHORT_S = 1.0
+"""What takes less is not shown by `shown`."""
 
 
 class PhaseDisplay:
@@ -61,9 +66,31 @@ class PhaseDisplay:
     def _line(self, *parts: str) -> None:
         self._printed_s = self._clock()
         if not self._console.is_terminal:
-            self._console.print(", ".join(filter(None, parts)), highlight=False)
+            text = ", ".join(filter(None, parts))
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _end(self) -> None:
         """The current phase is over."""
         if self._bar is not None:
             self._bars.update(self._bar, total=1.0, completed=1.0, amount="")
+
+
+@contextmanager
+def shown(text: str, console: Console | None = None) -> Iterator[None]:
+    """Show the block as one phase as long as it runs. console: default is stderr."""
+    phase, is_over = Phase(text), threading.Event()
+
+    def show() -> None:
+        if not is_over.wait(SHORT_S):
+            with PhaseDisplay(console or Console(stderr=True)) as display:
+                display.show(phase)
+                while not is_over.wait(SHORT_S):
+                    display.show(phase)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
