@@ -50,16 +50,29 @@ python_command() {
     printf 'install Python 3.11 or 3.12 with its venv module and shared libpython\n'
 }
 
-# Runs a command with its output in a log file. Prints a dot every few seconds. If the command fails,
-# prints the end of the log. The command runs in the foreground, so that Ctrl-C ends it too.
-quietly() {
-    local log="$VENV/setup.log" status=0 begin=$SECONDS
-    while sleep 5 && kill -0 $$ 2>/dev/null; do printf '.' >&2; done &
-    "$@" >"$log" 2>&1 || status=$?
+# Runs a command. Prints a dot every few seconds meanwhile, and then how long it took. The command
+# runs in the foreground, so that Ctrl-C ends it too.
+with_dots() {
+    local status=0 begin=$SECONDS
+    while sleep 4 && kill -0 $$ 2>/dev/null; do printf '.' >&2; done &
+    "$@" || status=$?
     kill $! 2>/dev/null || true
     say " $((SECONDS - begin)) s"
+    return "$status"
+}
+
+# `with_dots` with the output of the command in a log file, whose end is printed if it fails.
+quietly() {
+    local log="$VENV/setup.log" status=0
+    with_dots with_log "$log" "$@" || status=$?
     [ "$status" -eq 0 ] || { tail -n 20 "$log" >&2; say "The command failed. Full log: $log"; }
     return "$status"
+}
+
+with_log() {
+    local log="$1"
+    shift
+    "$@" >"$log" 2>&1
 }
 
 # If the arguments contain --help, prints the comment at the top of the calling script and exits.
@@ -87,8 +100,8 @@ set_up() {
     [ ! -e "$stamp" ] || return 0
     if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
         python="$(find_python)" || return 1
-        say "Creating ${VENV#"$REPOSITORY/"} with $("$python" --version)"
-        "$python" -m venv --clear "$VENV" || return 1
+        printf 'Creating %s with %s ' "${VENV#"$REPOSITORY/"}" "$("$python" --version)" >&2
+        with_dots "$python" -m venv --clear "$VENV" || return 1
     fi
     local pip=("$VENV_PYTHON" -m pip --disable-pip-version-check --no-input)
     # torch is installed first and alone. Otherwise the resolver installs it with packages for CUDA.

@@ -1,6 +1,7 @@
 """--help of every script prints a text, exits with 0, and sets up, starts and writes nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +97,34 @@ def test_ctrl_c_ends_an_installation(handler: str, tmp_path: Path) -> None:
         with suppress(ProcessLookupError):
             os.killpg(installing.pid, signal.SIGKILL)
     assert installing.returncode != 0
+
+
+SLOW_PYTHON = """#!/usr/bin/env bash
+[ "$1" = -m ] || { echo Python 3.11; exit; }
+for _ in $(seq 600); do
+    if grep -q '[.][.]$' "$SHOWN"; then exit 3; fi
+    sleep 0.05
+done
+"""
+"""Creates no environment, and ends when two dots have been shown, or after 30 s."""
+
+
+def test_a_slow_environment_shows_dots(tmp_path: Path) -> None:
+    python, shown = tmp_path / "python", tmp_path / "shown"
+    python.write_text(SLOW_PYTHON)
+    python.chmod(0o755)
+    script = (
+        f"source {SETUP}; find_python() {{ echo {python}; }}; sleep() {{ command sleep 0.01; }}"
+    )
+    with shown.open("w") as file:
+        done = subprocess.run(
+            ["bash", "-c", f"{script}; set_up x"],
+            env=os.environ | {"VENV": str(tmp_path / "venv"), "SHOWN": str(shown)},
+            stderr=file,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(r"Creating .*/venv with Python 3\.11 \.\.+ \d+ s\n", shown.read_text())
 
 
 def test_a_python_that_is_absent_is_named(tmp_path: Path) -> None:
