@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -16,11 +17,13 @@ from stand_in import EMPTY, Document, StandIn, running_gateway, text
 from test_gateway import BODY, GENERATE, TOKENIZER, WAIT_S
 
 import openai
+from smartspec_gateway.triton import IDLE_S
 from smartspec_launch.address import Address, free_address
 from smartspec_launch.gateway import OpenAi
 
 pytestmark = pytest.mark.slow  # they start gateways; they run beside the others
 
+ROOT = Path(__file__).parents[2]
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 LAST = text("word", finish_reason="length", num_output_tokens=1, num_input_tokens=1)
 FULL = {"error": "UNAVAILABLE: the queue is full"}
@@ -200,6 +203,13 @@ def test_the_anthropic_package_skips_pings(triton: StandIn, port: int) -> None:
         client.messages.stream(model="smartspec", messages=HELLO, max_tokens=5) as stream,
     ):
         assert "".join(stream.text_stream) == "word"
+
+
+def test_a_stream_is_never_silent_for_5_s() -> None:
+    """The page names the time."""
+    page = (ROOT / "docs" / "start" / "write-a-client.md").read_text(encoding="utf-8")
+    assert IDLE_S < 5.0
+    assert f"every {IDLE_S:g} s" in page
 
 
 def slow_model(fields: Document) -> Iterator[Document | None]:

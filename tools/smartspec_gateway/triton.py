@@ -34,7 +34,7 @@ METADATA = {
 NUM_EMPTY = 2
 """Empty responses that GATEWAY asks for. After the last one, the request is accepted."""
 
-IDLE_S = 10.0
+IDLE_S = 4.0
 """After this time without a response, an iterator tells that the request is still open."""
 
 _END = b"\n\n"
