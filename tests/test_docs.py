@@ -81,3 +81,32 @@ def test_links_lead_somewhere_and_lines_are_short(path: Path) -> None:
             assert (path.parent / target).exists(), target
     for line in text.splitlines():
         assert len(line) <= MAX_COLUMNS or re.search(r"^\s*\||\]\(|^\[.+\]: ", line), line
+
+
+CODE = {
+    f"/{path.relative_to(ROOT)}": path.read_text(encoding="utf-8")
+    for folder in ("backend", "tools", "tests")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".html")
+}
+"""The text of each file of the code, by its path in the repository."""
+
+
+def changes() -> list[str]:
+    """The rows of the tables that say where a change belongs."""
+    text = (ROOT / "docs" / "development" / "extending.md").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.startswith("| ") and "/" in line]
+
+
+@pytest.mark.parametrize("row", changes(), ids=lambda row: row.split("|")[1].strip())
+def test_rows_on_changes_name_files_and_what_these_have(row: str) -> None:
+    """Files exist. Other names with a capital or an underscore are in one of them."""
+    texts = []
+    for name in re.findall(r"`(\w[\w./-]*(?:\.py|/))`", row):
+        found = [text for path, text in CODE.items() if f"/{name}" in path]
+        assert found, name
+        texts += found
+    for name in re.findall(r"`(\w*[A-Z_][\w.]*)`", row):
+        if "." not in name or name[0].isupper():
+            own = name.rpartition(".")[2]
+            assert any(re.search(rf"\b{own}\b", text) for text in texts), name
