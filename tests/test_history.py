@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from smartspec_bench import history as bench
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.drafts import lookup
 from smartspec_py.engines.drafts.history import MAX_CANDIDATES, History, Text
@@ -129,6 +130,15 @@ def test_a_search_compares_few_cells() -> None:
     assert match is not None
     assert (match.length, match.num, match.is_agreed) == (3, MAX_CANDIDATES, True)
     assert history.num_compared == MAX_CANDIDATES
+
+
+def test_a_token_takes_at_most_24_bytes() -> None:
+    """Four arrays with a cell for each token, and up to two heads of chains for each."""
+    for num_tokens in (1000, 1024, 1025, 1_000_000):
+        assert 20 <= History(num_tokens, 2).num_bytes / num_tokens <= 24.1
+    lines: list[str] = []
+    bench.main([1000, 1500], lines.append)
+    assert ["20.1 bytes per token" in lines[0], "21.5 bytes per token" in lines[1]] == [True, True]
 
 
 def learn(proposer: PromptLookupProposer, sequence: int, text: str, scope: str) -> None:

@@ -52,6 +52,11 @@ class History:
         self._num_added = 0
         self.num_open = 0
 
+    @property
+    def num_bytes(self) -> int:
+        arrays = self._tokens, self._before, self._after, self._chain, self._heads
+        return sum(array.nbytes for array in arrays)
+
     def extend(self, text: Text, tokens: Sequence[int]) -> None:
         """Add what is new of a text. tokens: all of its sequence."""
         for end in range(text.num_known + 1, len(tokens) + 1):
