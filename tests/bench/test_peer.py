@@ -44,6 +44,7 @@ def test_this_server_and_another(tmp_path: Path) -> None:
     options = ["--model", str(TINY / "target"), "--draft", str(TINY / "draft")]
     options += ["--peer", "other", port, f"{sys.executable} {other} {port}"]
     options += ["--concurrency", "1,2", "--rounds", "2", "--max-tokens", "8"]
+    options += ["--context-len", "256"]
     options += ["--out", str(tmp_path / "peer.json")]
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "SELECT"}\n')
     options += ["--input", str(tmp_path / "prompts.jsonl")]

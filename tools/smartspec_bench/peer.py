@@ -146,7 +146,8 @@ def ours(options: argparse.Namespace) -> list[Peer]:
     command += ["--draft", options.draft] if options.draft else []
     command += ["--heads", str(options.heads)] if options.heads else []
     command += ["--dtype", options.dtype, "--num-threads", str(options.num_threads)]
-    command += ["--set", "limits.max_context_len=512", "--openai-port", str(PORT)]
+    command += ["--set", f"limits.max_context_len={options.context_len}"]
+    command += ["--openai-port", str(PORT)]
     command += [word for i, name in enumerate(ports) for word in (name, str(PORT + 1 + i))]
     fields = {"model": "smartspec", "ignore_eos": True, "reuse_prefix": False}
     return [
@@ -240,6 +241,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", default="1,8", help="requests at once")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--context-len", type=int, default=512, help="of this server")
     parser.add_argument("--dtype", default="float32", help="of this server")
     parser.add_argument("--num-threads", type=int, default=2, help="of this server")
     parser.add_argument("--out", type=Path, default=Path(".smartspec/results/peer.json"))
