@@ -73,7 +73,7 @@ _Reuse = Annotated[
     bool,
     typer.Option(
         "--reuse",
-        help="Reuse cached prefixes, and with lookup.history_tokens what earlier requests of the "
+        help="Reuse cached prefixes, and with lookup.history_tokens what other requests of the "
         "same phase or round have generated.",
     ),
 ]
