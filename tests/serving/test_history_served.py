@@ -12,9 +12,11 @@ from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LookupConfig, ServerConfig
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.defaults import PROMPT_LOOKUP
+from smartspec_py.engines.base import Event
 from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import Request
+from smartspec_py.serving.source import Source, StepResult
 from smartspec_testing.engines import ScriptedConfig
 from smartspec_testing.local import generate, serving
 from smartspec_testing.offline import OfflineLoop
@@ -89,6 +91,19 @@ def test_running_requests_draft_from_each_other() -> None:
     assert first.tokens == second.tokens == other.tokens
 
 
+def test_texts_of_steps_without_drafts_are_learned(request_of) -> None:
+    """In steps that ask no proposer, too: otherwise a long text would be learned at once at its
+    end, while all others wait."""
+    source = Source(PROMPT_LOOKUP, PromptLookupProposer(4, history_tokens=1000))
+    first, second = request_of("", "anna"), request_of("", "anna")
+    first.tokens += range(10, 20)
+    source.observe([StepResult(first, Event(1, (20,), is_last=True), (), is_burst=False)])
+    second.sequence = 2
+    second.tokens += [10, 11, 12]
+    [option] = source.options([second], {}, 1)[2]
+    assert option.max_draft_len == 4
+
+
 def test_scopes_are_pairs_of_adapter_and_tenant(request_of) -> None:
     """No adapter has a slash in its name, so different pairs have different scopes."""
     pairs = [("", ""), ("a", ""), ("", "a"), ("a", "a"), ("a", "/a"), ("", "a/a")]
@@ -99,6 +114,8 @@ def test_scopes_are_pairs_of_adapter_and_tenant(request_of) -> None:
 @pytest.fixture
 def request_of():
     def make(adapter: str, tenant: str) -> Request:
-        return Request(1, [1], 1, 1, SamplingParams(), "none", 0, adapter=adapter, tenant=tenant)
+        return Request(
+            1, [1], 1, 90, SamplingParams(), "goodput", 4, adapter=adapter, tenant=tenant
+        )
 
     return make

@@ -45,6 +45,7 @@ class ProposerCapabilities:
     reads_hidden: whether it needs the hidden states of every event.
     has_position_rates: whether acceptance depends on the position of a draft, as with heads, whose
         guesses get worse with each one.
+    learns_texts: whether it is shown the text of each sequence with a scope, see `Proposer.learn`.
     cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
         into cohorts. See `Proposer.cohort`.
     draft_s: seconds to draft for one sequence alone, and for each further one together with it, at
@@ -60,6 +61,7 @@ class ProposerCapabilities:
     bytes_per_token: int = 0
     reads_hidden: bool = False
     has_position_rates: bool = False
+    learns_texts: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
     draft_s: tuple[float, float] = (0.0, 0.0)
     max_context_len: int | None = None
@@ -128,7 +130,8 @@ class Proposer(ABC):
         self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, scope: str
     ) -> None:
         """See what the sequence has generated so far; its drafts and those of other sequences of
-        the same scope may come from it. Called before `num_available`, and before `release`."""
+        the same scope may come from it. Called before `num_available`, in steps without drafts too,
+        and before `release`."""
 
     def release(self, sequence: SequenceId) -> None:  # noqa: B027
         """Forget the sequence; do nothing if it is unknown."""

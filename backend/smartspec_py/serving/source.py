@@ -103,6 +103,7 @@ class Source:
         trials = []
         for result in results:
             request, event = result.request, result.event
+            self._learn(request)
             is_own = bool(event.num_drafted) and request.proposer == self.name
             if is_own or self._capabilities.reads_hidden:
                 num_accepted = event.num_accepted if is_own else 0
@@ -180,7 +181,7 @@ class Source:
 
     def _learn(self, request: Request) -> None:
         """Show its text so far to the proposer, for others of its scope too."""
-        if (scope := request.scope) is not None:
+        if self._capabilities.learns_texts and (scope := request.scope) is not None:
             self._proposer.learn(request.sequence, request.tokens, request.num_prompt, scope)
 
     def _lag(self, request: Request) -> int:

@@ -101,7 +101,9 @@ class PromptLookupProposer(Proposer):
             raise ValueError(f"{max_draft_len} drafts after {min_ngram} to {max_ngram} tokens")
         self._ngrams = range(min_ngram, max_ngram + 1)
         cohorts = COHORTS | HISTORY_COHORTS if history_tokens else COHORTS
-        self.capabilities = ProposerCapabilities(max_draft_len, has_passes=False, cohorts=cohorts)
+        self.capabilities = ProposerCapabilities(
+            max_draft_len, has_passes=False, learns_texts=history_tokens > 0, cohorts=cohorts
+        )
         self._indexes: dict[SequenceId, _Index] = {}
         self._history_tokens = history_tokens
         self._histories: dict[str, History] = {}
@@ -144,7 +146,7 @@ class PromptLookupProposer(Proposer):
     def learn(
         self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, scope: str
     ) -> None:
-        if not self._history_tokens or len(tokens) == num_prompt:
+        if len(tokens) == num_prompt:
             return
         index = self._index(sequence)
         if index.text is None and (history := self._joined(scope)):
