@@ -77,14 +77,14 @@ class _Http(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer(200, self.path.encode())
+        if self.stand_in.refusal is not None:
+            return self._refuse(*self.stand_in.refusal)
+        return self._answer(200, self.path.encode())
 
     def do_POST(self) -> None:
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.stand_in.refusal is not None:
-            status, reason = self.stand_in.refusal
-            self._answer(status, json.dumps({"error": reason}).encode())
-            return
+            return self._refuse(*self.stand_in.refusal)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
@@ -104,6 +104,9 @@ class _Http(http.server.BaseHTTPRequestHandler):
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self._answer(status, json.dumps({"error": reason}).encode())
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

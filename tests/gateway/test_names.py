@@ -50,9 +50,13 @@ def test_http(named: Address) -> None:
         assert json.loads(answer.read()) == text("a")
 
 
-def test_an_unknown_name_is_told_the_known_ones(triton: StandIn, named: Address) -> None:
+@pytest.mark.parametrize("fields", [{"max_tokens": 1}, {}], ids=["right fields", "one is missing"])
+def test_an_unknown_name_is_told_the_known_ones(
+    triton: StandIn, named: Address, fields: dict[str, int]
+) -> None:
+    """Before the fields, which may be those of another model."""
     triton.refusal = 404, "Request for unknown model: 'gpt-4' is not found"
-    body = json.dumps({"text_input": "a", "max_tokens": 1}).encode()
+    body = json.dumps({"text_input": "a", **fields}).encode()
     for route in ("generate", "generate_stream"):
         with pytest.raises(HTTPError) as raised:
             DIRECT.open(f"{named.http_url}/v2/models/gpt-4/{route}", body, timeout=10)

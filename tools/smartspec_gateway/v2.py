@@ -80,7 +80,12 @@ class V2:
 
     async def _generate(self, found: re.Match[str], body: bytes, send: Send) -> None:
         streams = found["route"] == "generate_stream"
-        sent = await self._workers.run(request, found["route"], body)
+        try:
+            sent = await self._workers.run(request, found["route"], body)
+        except Refused:
+            if await self._is_unknown(found["model"]):
+                raise self._names.unknown(found["model"]) from None
+            raise
         answers = self._triton.responses(sent, found["model"], found["version"] or "")
         try:
             async with contextlib.aclosing(answers) as responses:
@@ -95,6 +100,15 @@ class V2:
         if not documents:
             raise Refused(500, "the model sent no response")
         await send_whole(send, 200, documents[0])
+
+    async def _is_unknown(self, model: str) -> bool:
+        """Whether Triton has no model of this name. Its own names and those of --alias are not
+        known here."""
+        try:
+            async with self._session.get(f"{self._http_url}/v2/models/{model}") as response:
+                return response.status == 404
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
 
 
 def request(kind: str, body: bytes, context_len: int) -> bytes:
