@@ -1,8 +1,10 @@
 """What scripts/check_clients makes of results, without the clients."""
 
 import json
+import re
 import socket
 import sys
+import tomllib
 from contextlib import closing
 from pathlib import Path
 
@@ -53,6 +55,21 @@ def test_versions_are_those_of_the_pins():
     shown = {client.name: client.versions for client in CLIENTS}
     assert shown["openai"] == "openai 3.3.0"
     assert shown["codex"] == "@openai/codex 0.171.0"
+
+
+def test_the_documented_settings_of_agents_are_those_that_are_checked():
+    page = (FOLDER.parents[1] / "docs" / "operate" / "clients.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```(json|toml)\n(.*?)```", page, re.DOTALL))
+    opencode, codex = json.loads(blocks["json"]), tomllib.loads(blocks["toml"])
+    name, _, model = opencode["model"].partition("/")
+    provider = opencode["provider"][name]
+    assert model in provider["models"]
+    assert f'"npm": "{provider["npm"]}"' in (FOLDER / "with_opencode.py").read_text()
+    provider_of_codex = codex["model_providers"][codex["model_provider"]]
+    assert f'wire_api="{provider_of_codex["wire_api"]}"' in (FOLDER / "with_codex.py").read_text()
+    urls = {provider["options"]["baseURL"], provider_of_codex["base_url"]}
+    assert urls == {"http://localhost:9000/v1"}
+    assert model == codex["model"] == "smartspec"
 
 
 def test_each_rule_of_the_script_belongs_to_a_program():
