@@ -84,6 +84,7 @@ NOWHERE = "/no/such/folder/file"
         ("serve --dtype int8", "--dtype: Input should be 'auto', 'float32'"),
         ("serve --kv-cache int8", "--kv-cache: Input should be 'auto' or 'u8'"),
         ("serve --draft nowhere", "nowhere does not exist: give a local Hugging Face model dir"),
+        ("serve --model Qwen2.5-0.5B", "a GGUF file, or a name of the hub, OWNER/NAME"),
         (f"serve --model {__file__}", "test_cli.py is a file, but not a GGUF file: give a local"),
         (f"serve --draft {HEAD}", "smollm2 is a head and not a model: give it as --heads"),
         ("serve --heads nowhere", "nowhere does not exist: give the directory of an EAGLE-3 head"),

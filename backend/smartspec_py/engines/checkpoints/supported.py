@@ -144,7 +144,8 @@ def check_files(name: str, folder: Path) -> None:
     if not folder.is_dir():
         problem = "is a file, but not a GGUF file" if folder.exists() else "does not exist"
         raise ModelError(
-            f"{name} {problem}: give a local Hugging Face model directory, or a GGUF file"
+            f"{name} {problem}: give a local Hugging Face model directory, a GGUF file, or a name "
+            "of the hub, OWNER/NAME"
         )
     check_model(name, folder)
     if (index := read_json(name, folder, INDEX)) is not None:
