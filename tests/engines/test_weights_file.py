@@ -17,6 +17,7 @@ from test_same_bits import CONFIGS
 from torch_models import VOCAB_SIZE
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines.checkpoints import tensors
 from smartspec_py.engines.runtimes.openvino import weights as weights_module
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights_file import ABANDONED_S, WeightsFile
@@ -188,7 +189,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunnerCo
 def test_a_model_from_the_file_gives_the_same_bits(
     config: RunnerConfig, weights: str, most_width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if products are computed in parts. The second start rounds nothing."""
+    """Also if products are computed in parts. The second start reads and rounds no matrix."""
     monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.MOST_WIDTH", most_width)
     monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.has_vnni", lambda: False)
     config = replace(config, weights=weights)
@@ -198,7 +199,10 @@ def test_a_model_from_the_file_gives_the_same_bits(
     wait()
     for name in ("to_int8", "to_int4"):
         monkeypatch.delattr(weights_module, name)
+    read = []
+    monkeypatch.setattr(tensors, "check_finite", lambda _, weight, *__: read.append(weight.ndim))
     assert torch.equal(load_openvino_runner(config).forward(PROMPT).logits, without)
+    assert set(read) == {1}
 
 
 def test_other_weights_give_other_logits(config: RunnerConfig) -> None:

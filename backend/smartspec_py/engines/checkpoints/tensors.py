@@ -140,13 +140,14 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         self._tensors = file_tensors(folder)
         self._checked: set[str] = set()
         self._left_out: set[str] = set()
-        self._shapes: dict[str, torch.Size] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        """Of the model's parameters, once they are known."""
         self._steps: Steps | None = None
         self._lock = Lock()
 
     def expect(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Check that those of these names have these shapes, and report the reading of them."""
-        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
         names = set(self)  # `in` would read them
         num_numbers = sum(tensor.numel() for name, tensor in tensors.items() if name in names)
         self._steps = Steps(READING, num_numbers, num_bytes(self._folder))
@@ -161,7 +162,7 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         tensor = self._tensors[name]
         if name not in self._checked:
             check_type(name, tensor.dtype, self._folder)
-            check_shape(name, tensor.shape, self._shapes.get(name, tensor.shape), self._folder)
+            check_shape(name, tensor.shape, self.shapes.get(name, tensor.shape), self._folder)
             self._check(name, tensor)
             self._checked.add(name)
         return tensor.float() if tensor.dtype == torch.float64 else tensor
@@ -175,7 +176,7 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
             matrix = self._tensors.integers(name)
         if matrix is None:
             return TensorRows(self[name])
-        check_shape(name, matrix.shape, self._shapes.get(name, matrix.shape), self._folder)
+        check_shape(name, matrix.shape, self.shapes.get(name, matrix.shape), self._folder)
         return _CheckedRows(matrix, partial(self._check, name))
 
     @property
@@ -189,7 +190,7 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
             return None
         matrix = self._tensors.integers(name)
         if matrix is not None:
-            check_shape(name, matrix.shape, self._shapes.get(name, matrix.shape), self._folder)
+            check_shape(name, matrix.shape, self.shapes.get(name, matrix.shape), self._folder)
             check_finite(name, matrix.scales, self._dtype, self._folder)
             self._advance(matrix.values.numel())
         return matrix

@@ -100,7 +100,9 @@ class Weights:
         return self._compressed[key]
 
     def _columns(self, name: str, most_width: int | None, group: int) -> list[slice]:
-        return columns_of(self._rows(name).shape[1], most_width, group)
+        """See `columns_of`. Does not read a matrix of a file, which may not be needed."""
+        shapes = getattr(self._files, "shapes", {})
+        return columns_of((shapes.get(name) or self.tensors[name].shape)[1], most_width, group)
 
     @property
     def kept_group(self) -> int:
