@@ -161,7 +161,7 @@ def test_the_models_of_an_engine_json_are_checked(tmp_path: Path) -> None:
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     config = tmp_path / "engine.json"
-    config.write_text('{"engine": {"kind": "torch", "model": "model"}}')
+    config.write_text('{"engine": {"kind": "local", "model": "model"}}')
     options = ("--config", str(config), *PORTS)
     code, text = invoke("serve", *options)
     assert (code, text.count("\n")) == (2, 1)
@@ -172,7 +172,7 @@ def test_the_models_of_an_engine_json_are_checked(tmp_path: Path) -> None:
     config.write_text('{"engine": {"model": "model"}}')
     code, text = invoke("serve", *options)
     assert code == 2
-    assert "engine: the key kind is missing; it must be one of torch, trtllm" in text
+    assert "engine: the key kind is missing; it must be one of local, trtllm" in text
 
 
 def test_serve_with_the_wheel_stays_on_loopback() -> None:
@@ -191,12 +191,12 @@ def test_serve_with_the_wheel_stays_on_loopback() -> None:
 
 
 def test_values_of_set_are_json_or_text() -> None:
-    settings: dict[str, Any] = {"engine": {"kind": "torch"}}
+    settings: dict[str, Any] = {"engine": {"kind": "local"}}
     changes = ["limits.max_queue=64", "engine.draft=a/b=c", "explain=true", "engine.heads=null"]
     keys = set_keys(settings, changes)
     assert keys == ["limits.max_queue", "engine.draft", "explain", "engine.heads"]
     assert settings == {
-        "engine": {"kind": "torch", "draft": "a/b=c", "heads": None},
+        "engine": {"kind": "local", "draft": "a/b=c", "heads": None},
         "limits": {"max_queue": 64},
         "explain": True,
     }

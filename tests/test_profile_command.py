@@ -96,7 +96,7 @@ def test_the_command_on_the_shipped_pair(tmp_path: Path, monkeypatch: pytest.Mon
     assert [len(row) for row in speeds.values()] == [3, 3]
     best = [row.index(max(row)) for row in speeds.values()]
     assert document["batch_table"] == {"rows": [1, 2], "draft_lens": best}
-    settings["engine"] |= {"kind": "torch", "model": TARGET, "draft": DRAFT}
+    settings["engine"] |= {"kind": "local", "model": TARGET, "draft": DRAFT}
     section = json.loads(file.read_text())
     (tmp_path / "engine.json").write_text(json.dumps(section | settings))
     config = read_config(tmp_path / "engine.json")

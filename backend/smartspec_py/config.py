@@ -104,12 +104,12 @@ class EngineConfig(_Layer):
         return self.model_copy(update=changes)
 
 
-class TorchEngineConfig(EngineConfig):
-    """The PyTorch engine: a Hugging Face causal language model. Models, heads and adapters are
-    paths, or names of the Hugging Face hub."""
+class LocalEngineConfig(EngineConfig):
+    """The local engine: a Hugging Face causal language model, which PyTorch or OpenVINO computes.
+    Models, heads and adapters are paths, or names of the Hugging Face hub."""
 
-    kind: Literal["torch"] = "torch"
-    """the kind of engine."""
+    kind: Literal["local"] = "local"
+    """the kind of engine. Its old name torch is read too."""
     model: ModelPath
     """directory or GGUF file of the target model, or its name on the hub: OWNER/NAME, with
     @REVISION, and with :Q4_K_M for a GGUF file of this quantisation."""
@@ -205,13 +205,18 @@ class TrtllmEngineConfig(EngineConfig):
     """directory of measured step costs. null measures them at every start."""
 
 
-BUILT_IN: dict[str, type[EngineConfig]] = {"torch": TorchEngineConfig, "trtllm": TrtllmEngineConfig}
+OLD_LOCAL = "torch"
+"""The old name of the kind local."""
+
+BUILT_IN: dict[str, type[EngineConfig]] = {"local": LocalEngineConfig, "trtllm": TrtllmEngineConfig}
 
 
 def _of_its_kind(value: Any) -> Any:
     """The section `engine`, validated with the class of its kind."""
     if not isinstance(value, dict):
         return value
+    if value.get("kind") == OLD_LOCAL:
+        value = {**value, "kind": "local"}
     kind = str(value.get("kind"))
     config_class = BUILT_IN.get(kind)
     if config_class is None:

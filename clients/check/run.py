@@ -42,7 +42,7 @@ def server(model: Path, engine: str) -> Iterator[int]:
     from smartspec_launch.foreground import signals_interrupt
     from smartspec_launch.gateway import OpenAi
     from smartspec_launch.triton_server import TritonServer
-    from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
+    from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
     from smartspec_py.engines.checkpoints.gguf.folder import model_folder
     from smartspec_testing.engines import ScriptedConfig
 
@@ -50,7 +50,7 @@ def server(model: Path, engine: str) -> Iterator[int]:
     script = str(HERE / "script.json")
     engines = {
         SCRIPTED: ScriptedConfig(kind="scripted", tokenizer=str(folder), script=script),
-        MODEL: TorchEngineConfig(
+        MODEL: LocalEngineConfig(
             model=str(folder), profile_cache=str(ROOT / ".smartspec/profiles")
         ),
     }

@@ -87,7 +87,7 @@ def test_probes_ask_for_the_model_and_its_step_loop() -> None:
 
 def patience_s(limits: dict[str, float]) -> int:
     """How long health checks may fail until the pod is restarted."""
-    engine_json = {"engine": {"kind": "torch", "model": "/models/m"}, "limits": limits}
+    engine_json = {"engine": {"kind": "local", "model": "/models/m"}, "limits": limits}
     liveness = container(render({"engineJson": engine_json}))["livenessProbe"]
     return int(liveness["periodSeconds"] * liveness["failureThreshold"])
 

@@ -10,7 +10,7 @@ import pytest
 import ragged_reference
 import torch
 from adapter_files import merged, random_adapter, random_adapters, shapes_of, write_adapter
-from torch_models import OPENVINO, VOCAB_SIZE, make_model, make_runner
+from local_models import OPENVINO, VOCAB_SIZE, make_model, make_runner
 
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE, WEIGHTS_FILE
 from smartspec_py.engines.checkpoints.adapters import Adapters, linear_layers, load_adapter

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from torch_models import check_pool
+from local_models import check_pool
 
 from smartspec_py.engines.cache.blocks import (
     MIN_REUSED,

@@ -1,4 +1,4 @@
-"""Devices of the PyTorch engine, without a GPU: what is refused, and what passes between two.
+"""Devices of the local engine, without a GPU: what is refused, and what passes between two.
 
 `cpu` and `cpu:0` are two devices to PyTorch's handles, and one to its operators.
 """
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import make_proposer, make_target, poll
+from local_models import make_proposer, make_target, poll
 
-from smartspec_py.config import LimitsConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import Prefill, SequenceStart, Verify
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local.devices import Devices, place
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.serving.intake import cache_budget
@@ -25,8 +25,8 @@ from smartspec_py.serving.intake import cache_budget
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 
 
-def config(**engine: Any) -> TorchEngineConfig:
-    return TorchEngineConfig(model=str(PAIR / "target"), **engine)
+def config(**engine: Any) -> LocalEngineConfig:
+    return LocalEngineConfig(model=str(PAIR / "target"), **engine)
 
 
 @pytest.fixture
@@ -105,10 +105,10 @@ def test_each_model_is_loaded_to_its_own_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     places = Devices(torch.device("cpu"), torch.device("cpu", 0))
-    monkeypatch.setattr(build_torch, "place", lambda config: places)
+    monkeypatch.setattr(build_local, "place", lambda config: places)
     limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64, prefill_chunk=8)
     pair = config(draft=str(PAIR / "draft"), num_threads=1, runtime="torch")
-    engine = build_torch.build_torch(pair, limits, tmp_path)
+    engine = build_local.build_local(pair, limits, tmp_path)
     target, proposer = engine.target, engine.proposers["draft_model"]
     assert target.runner.config.device == places.target  # type: ignore[attr-defined]
     assert proposer.runner.config.device == places.draft  # type: ignore[attr-defined]

@@ -13,9 +13,9 @@ import pytest
 import ragged_reference
 import torch
 import torch.nn.functional as F
+from local_models import MAX_DRAFT_LEN, poll
 from safetensors.torch import save_file
-from test_torch_engine import Driver
-from torch_models import MAX_DRAFT_LEN, poll
+from test_local_engine import Driver
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
@@ -28,7 +28,7 @@ from smartspec_py.engines.drafts.eagle.head import EagleHead, is_eagle, load_eag
 from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
 from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
 from smartspec_py.engines.drafts.eagle.runner import EagleRunner
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
@@ -376,7 +376,7 @@ def test_folders_without_an_eagle_head(tmp_path: Path) -> None:
 GREEDY = SamplingParams()
 
 
-def target_of(config: RunnerConfig, load: Callable[[RunnerConfig], Runner]) -> TorchTarget:
+def target_of(config: RunnerConfig, load: Callable[[RunnerConfig], Runner]) -> LocalTarget:
     runner = load(config)
     capabilities = TargetCapabilities(
         max_sequences=3,
@@ -387,7 +387,7 @@ def target_of(config: RunnerConfig, load: Callable[[RunnerConfig], Runner]) -> T
         verifies_sampling=True,
         vocab_size=VOCAB,
     )
-    return TorchTarget(runner, capabilities)
+    return LocalTarget(runner, capabilities)
 
 
 class EagleDriver(Driver):
@@ -400,7 +400,7 @@ class EagleDriver(Driver):
     proposer: EagleProposer
 
     def __init__(
-        self, target: TorchTarget, proposer: EagleProposer, reference: Reference, path: Path
+        self, target: LocalTarget, proposer: EagleProposer, reference: Reference, path: Path
     ) -> None:
         super().__init__(target, proposer, seed=3)
         self.reference = reference

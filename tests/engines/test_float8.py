@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_models import make_model
+from local_models import make_model
 
-from smartspec_py.config import LimitsConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig
 from smartspec_py.defaults import ConfigError
-from smartspec_py.engines.local.build import build_torch
+from smartspec_py.engines.local.build import build_local
 from smartspec_py.engines.runtimes.pytorch.float8 import Float8Linear, use_float8
 
 TARGET = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
@@ -54,6 +54,6 @@ def test_the_output_layer_and_odd_sides_keep_their_type() -> None:
 
 
 def test_a_cpu_is_refused(tmp_path: Path) -> None:
-    config = TorchEngineConfig(model=str(TARGET), device="cpu", weights="fp8")
+    config = LocalEngineConfig(model=str(TARGET), device="cpu", weights="fp8")
     with pytest.raises(ConfigError, match=r"fp8 needs a GPU that multiplies float8 .* is cpu: use"):
-        build_torch(config, LimitsConfig(max_context_len=64), tmp_path)
+        build_local(config, LimitsConfig(max_context_len=64), tmp_path)

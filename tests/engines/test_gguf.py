@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import bpe_fields, few_fields, file_name, write_gguf
+from local_models import VOCAB_SIZE, make_model, make_runner
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from torch_models import VOCAB_SIZE, make_model, make_runner
 from transformers import AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.checkpoints import rows
 from smartspec_py.engines.checkpoints.config import load_config
@@ -37,7 +37,7 @@ from smartspec_py.engines.checkpoints.gguf.header import read_header
 from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
 from smartspec_py.engines.checkpoints.supported import ModelError, check_files
 from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
-from smartspec_py.engines.local.build import build_torch
+from smartspec_py.engines.local.build import build_local
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
@@ -500,10 +500,10 @@ def test_it_is_served_as_its_original(tmp_path: Path) -> None:
     limits = LimitsConfig(max_sequences=2, max_context_len=128, max_draft_len=3, profile_s=0.0)
     texts = []
     for path in (TINY / "target", tmp_path / "tiny.gguf"):
-        config = TorchEngineConfig(
+        config = LocalEngineConfig(
             model=str(path), draft=str(TINY / "draft"), dtype="float32", num_threads=1
         )
-        engine = build_torch(config, limits, tmp_path)
+        engine = build_local(config, limits, tmp_path)
         assert DRAFT_MODEL in engine.proposers
         server = Server(engine, ServerConfig(engine=config, limits=limits))
         server.start()

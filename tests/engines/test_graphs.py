@@ -1,6 +1,6 @@
 """Padded passes in static buffers against packed ones, on a CPU as a dry run.
 
-The reference is `PyTorchRunner`, which pads nothing and which `test_torch_engine` holds against
+The reference is `PyTorchRunner`, which pads nothing and which `test_local_engine` holds against
 Transformers. Only the test marked `gpu` captures and replays; the rest shows that what would be
 captured computes the same.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import ragged_reference
 import torch
-from torch_models import (
+from local_models import (
     CONFIGS,
     VOCAB_SIZE,
     make_model,
@@ -274,11 +274,11 @@ def test_timed_passes_are_replayed_like_served_ones() -> None:
     [("cuda", True, True), ("cuda:1", True, True), ("cuda", False, False), ("cpu", True, False)],
 )
 def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None:
-    from smartspec_py.config import TorchEngineConfig
+    from smartspec_py.config import LocalEngineConfig
 
-    config = TorchEngineConfig(model="m", cuda_graphs=cuda_graphs)
+    config = LocalEngineConfig(model="m", cuda_graphs=cuda_graphs)
     assert uses_graphs(config, torch.device(device)) is expected
-    assert TorchEngineConfig(model="m").cuda_graphs
+    assert LocalEngineConfig(model="m").cuda_graphs
 
 
 @pytest.mark.gpu

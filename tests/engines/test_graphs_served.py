@@ -13,10 +13,10 @@ import ragged_reference
 
 from smartspec_bench import texts
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
 from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
@@ -25,7 +25,7 @@ from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
-CONFIG = TorchEngineConfig(
+CONFIG = LocalEngineConfig(
     model=str(PAIR / "target"),
     draft=str(PAIR / "draft"),
     dtype="float32",
@@ -64,10 +64,10 @@ def served(engine: Engine, policy: str) -> list[list[int]]:
 def test_served_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Padded, and with drafts that the draft model reads on the device, they are those of plain
     passes without drafts."""
-    expected = served(build_torch.build_torch(CONFIG, LIMITS, tmp_path), "none")
+    expected = served(build_local.build_local(CONFIG, LIMITS, tmp_path), "none")
     monkeypatch.setattr(load, "uses_graphs", lambda config, device: True)
     monkeypatch.setattr(PyTorchRunner, "is_asynchronous", True)
-    engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
+    engine = build_local.build_local(CONFIG, LIMITS, tmp_path)
     target, draft = engine.target.runner, engine.proposers[DRAFT_MODEL].runner
     for runner in (target, draft):
         assert "in CUDA graphs" in runner.about, "captured at the start"
@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_captured_is_served_all_the_same(
     monkeypatch.setattr(load, "load_runner", counted)
     monkeypatch.setattr(GraphRunner, "_captured", fail)
     monkeypatch.setattr(load, "uses_graphs", lambda config, device: True)
-    engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
+    engine = build_local.build_local(CONFIG, LIMITS, tmp_path)
     assert len(loaded) == 2
     assert "in CUDA graphs" not in engine.target.runner.about
     assert "cannot be captured as CUDA graphs (no capture)" in caplog.text

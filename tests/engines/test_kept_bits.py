@@ -13,11 +13,11 @@ import openvino.opset15 as op
 import pytest
 import torch
 from adapter_files import merged, random_adapters, shapes_of
+from local_models import VOCAB_SIZE
 from quantised_files import gptq_settings, gptq_tensors
 from safetensors.torch import save_file
 from test_quantized import AWQ, WRITERS, as_tensors, of_compressed, of_gptq
 from test_same_bits import CONFIGS
-from torch_models import VOCAB_SIZE
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors

@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from torch_models import OPENVINO, VOCAB_SIZE, make_target, poll
+from local_models import OPENVINO, VOCAB_SIZE, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, TokenLogProb
 from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 
 SAMPLING = SamplingParams(log_probs=True, num_top_log_probs=3, prompt_log_probs=True)
 NUM_TOKENS = 12
 
 
-def of_prompt(target: TorchTarget, sequence: int, tokens: list[int], chunk: int) -> list[Event]:
+def of_prompt(target: LocalTarget, sequence: int, tokens: list[int], chunk: int) -> list[Event]:
     """The events of a prompt that is read in chunks, each beside a chunk of another prompt."""
     target.begin(SequenceStart(sequence, tokens, len(tokens), SAMPLING, reuses_prefix=False))
     target.begin(SequenceStart(sequence + 1, [3] * 40, 40, SamplingParams(), reuses_prefix=False))

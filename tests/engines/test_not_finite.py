@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_models import (
+from local_models import (
     MAX_LEN,
     MAX_SEQUENCES,
     OPENVINO,
@@ -18,7 +18,7 @@ from torch_models import (
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import Prefill, SequenceStart, TargetCapabilities, Verify, Work
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 
 KIND = "llama, grouped keys"
 POISON = 5
@@ -28,13 +28,13 @@ BAD = [1, 2, 3, POISON, *range(10, 40)]
 GOOD = [(7 * i + 1) % 80 + 10 for i in range(30)]
 
 
-def make_target(kind: str) -> TorchTarget:
+def make_target(kind: str) -> LocalTarget:
     model = make_model(KIND)
     with torch.no_grad():
         model.model.embed_tokens.weight[POISON] = torch.inf
     runner = make_runner(model, with_openvino=kind.startswith(OPENVINO))
     capabilities = TargetCapabilities(MAX_SEQUENCES, MAX_LEN, 6, 1, MAX_LEN, True, VOCAB_SIZE)
-    return TorchTarget(runner, capabilities)
+    return LocalTarget(runner, capabilities)
 
 
 @pytest.mark.parametrize("kind", [KIND, OPENVINO + KIND])

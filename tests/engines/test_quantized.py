@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from local_models import VOCAB_SIZE, make_model, make_runner
 from safetensors.torch import load_file, save_file
-from torch_models import VOCAB_SIZE, make_model, make_runner
 
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.checkpoints.supported import ModelError, check_quantization

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 from adapter_files import random_adapters, shapes_of
+from local_models import VOCAB_SIZE, check_cache
 from quantised_files import gptq_settings, gptq_tensors
-from torch_models import VOCAB_SIZE, check_cache
 from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
@@ -40,7 +40,7 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.runtimes.machine import has_vnni
 from smartspec_py.engines.runtimes.runner import RunnerConfig, bytes_per_token
 
@@ -85,7 +85,7 @@ def four_bits_of(model: Any) -> Any:
     return Weights(QuantizedTensors(written, gptq_settings(64)))
 
 
-class Recorder(TorchTarget):
+class Recorder(LocalTarget):
     """A target that keeps the logits of its last pass, [number of wanted tokens, vocabulary]."""
 
     def __init__(

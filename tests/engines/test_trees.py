@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_cache, make_target, poll
+from local_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_cache, make_target, poll
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Prefill, SequenceStart, Verify, Work
@@ -22,7 +22,7 @@ from smartspec_py.engines.decoding.sampling import (
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import Draft, Tree
 from smartspec_py.engines.drafts.growing import GrowingTrees
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.runtimes.runner import RowInput
 
 NUM_TOKENS = 30
@@ -66,7 +66,7 @@ def test_places_of_a_tree() -> None:
     assert apart.positions == [7, 8, 7, 8]
 
 
-def plain_text(target: TorchTarget, prompt: list[int], sampling: SamplingParams) -> tuple:
+def plain_text(target: LocalTarget, prompt: list[int], sampling: SamplingParams) -> tuple:
     """The text without drafts, and its log-probabilities."""
     target.begin(SequenceStart(99, prompt, len(prompt), sampling, reuses_prefix=False))
     events = poll(target, Prefill(99, tuple(prompt), 0, True))

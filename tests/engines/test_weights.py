@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from local_models import VOCAB_SIZE, make_model, make_runner
 from safetensors.torch import load_file, save_file
 from test_same_bits import CONFIGS, SIZES
-from torch_models import VOCAB_SIZE, make_model, make_runner
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 

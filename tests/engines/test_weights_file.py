@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from local_models import VOCAB_SIZE
 from test_same_bits import CONFIGS
-from torch_models import VOCAB_SIZE
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints import tensors

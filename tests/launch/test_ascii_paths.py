@@ -6,7 +6,7 @@ import pytest
 
 from smartspec_launch import ascii_paths
 from smartspec_launch.ascii_paths import AsciiPaths
-from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.config import LocalEngineConfig, ServerConfig
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.model_files import existing
 
@@ -21,7 +21,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_ascii_path_stays_as_it_is(tmp_path: Path, links: Path) -> None:
-    engine = TorchEngineConfig(model=str(tmp_path / "model"))
+    engine = LocalEngineConfig(model=str(tmp_path / "model"))
     config = ServerConfig(engine=engine)
     paths = AsciiPaths()
     assert paths.of(tmp_path / "run", "run") == tmp_path / "run"
@@ -34,10 +34,10 @@ def test_other_paths_are_links_until_the_server_has_ended(tmp_path: Path, links:
     model = tmp_path / "modèle-日本"
     model.mkdir()
     cache = tmp_path / "größe" / "profile"
-    engine = TorchEngineConfig(model=str(model), draft="/draft", profile_cache=str(cache))
+    engine = LocalEngineConfig(model=str(model), draft="/draft", profile_cache=str(cache))
     paths = AsciiPaths()
     given = paths.of_config(ServerConfig(engine=engine)).engine
-    assert isinstance(given, TorchEngineConfig)
+    assert isinstance(given, LocalEngineConfig)
     assert given.profile_cache is not None
     assert (given.model + given.profile_cache).isascii()
     assert Path(given.model).resolve() == model

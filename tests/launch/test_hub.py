@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from gguf_files import few_fields, write_gguf
 from hub_stand_in import HubStandIn
-from torch_models import make_model
+from local_models import make_model
 
 from smartspec_cli.commands.serve import suggested_draft
 from smartspec_launch import hub_check, models
@@ -79,7 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(**engine: Any) -> ServerConfig:
-    return ServerConfig.model_validate({"engine": {"kind": "torch", **engine}})
+    return ServerConfig.model_validate({"engine": {"kind": "local", **engine}})
 
 
 def found(said: list[str] | None = None, **engine: Any) -> ServerConfig:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from local_models import make_model
 from rich.console import Console
-from torch_models import make_model
 
 from smartspec_launch.phases import PhaseDisplay, shown
 from smartspec_py.engines.phases import MEASURING, READING, Phase, Steps

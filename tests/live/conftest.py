@@ -14,23 +14,23 @@ from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import (
     LimitsConfig,
+    LocalEngineConfig,
     ServerConfig,
-    TorchEngineConfig,
 )
 from smartspec_py.engines.checkpoints.adapters import linear_layers
 from smartspec_py.engines.checkpoints.config import load_config
 
 
 @pytest.fixture(scope="session")
-def torch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """The shipped pair in float32, where texts are promised to be the same; and its aliases."""
-    engine = TorchEngineConfig(
+    engine = LocalEngineConfig(
         model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
     )
     limits = LimitsConfig(max_sequences=4, max_draft_len=4, max_context_len=512)
     config = ServerConfig(engine=engine, limits=limits, explain=True)
     openai = OpenAi(free_address().http_port, TINY / "target")
-    folder = tmp_path_factory.mktemp("torch")
+    folder = tmp_path_factory.mktemp("local")
     with serving(config, folder, aliases=ALIASES, openai=openai) as server:
         yield server
 
@@ -41,7 +41,7 @@ def lora_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
     layers = linear_layers(load_config(TINY / "target", 256))
     adapter = random_adapter("sql", layers, rank=8)
     path = write_adapter(tmp_path_factory.mktemp("adapter"), adapter)
-    engine = TorchEngineConfig(
+    engine = LocalEngineConfig(
         model=str(TINY / "target"), lora={"sql": str(path)}, dtype="float32", num_threads=1
     )
     limits = LimitsConfig(max_sequences=2, max_context_len=256, profile_s=0.0)

@@ -40,16 +40,16 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("fields", "words"), BAD, ids=str)
 def test_all_ways_say_field_value_and_range(
-    torch_server: TritonServer, fields: dict[str, Any], words: list[str]
+    local_server: TritonServer, fields: dict[str, Any], words: list[str]
 ) -> None:
     """HTTP by status 400; gRPC by a message in the stream, and by the status if it is asked for."""
     for endpoint in ("generate", "generate_stream"):
-        status, body = post(torch_server, GOOD | fields, endpoint)
+        status, body = post(local_server, GOOD | fields, endpoint)
         assert status == 400, body
         assert all(word in body for word in words), body
     for headers in (None, {"triton_grpc_error": "true"}):
         with pytest.raises(InferenceServerException) as raised:
-            list(grpc_stream(torch_server, grpc_inputs(GOOD | fields), headers))
+            list(grpc_stream(local_server, grpc_inputs(GOOD | fields), headers))
         assert all(word in raised.value.message() for word in words)
     assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
 
@@ -60,16 +60,16 @@ OTHERS: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_k": 1, "temperature": 0.
 @pytest.mark.parametrize("model", [MODEL_NAME, *ALIASES])
 @pytest.mark.parametrize("missing", [["text_input"], ["max_tokens"], list(GOOD)], ids="+".join)
 def test_what_is_required_and_missing_is_named_everywhere(
-    torch_server: TritonServer, model: str, missing: list[str]
+    local_server: TritonServer, model: str, missing: list[str]
 ) -> None:
     """Whatever other tensors the request has, whose number is all that Triton itself checks."""
     for others in OTHERS:
         fields = {name: value for name, value in GOOD.items() if name not in missing} | others
         for endpoint in ("generate", "generate_stream"):
-            status, answer = post(torch_server, fields, endpoint, model)
+            status, answer = post(local_server, fields, endpoint, model)
             assert (status, num_named(answer, missing)) == (400, len(missing)), answer
         with pytest.raises(InferenceServerException) as raised:
-            list(grpc_stream(torch_server, grpc_inputs(fields), model=model))
+            list(grpc_stream(local_server, grpc_inputs(fields), model=model))
         assert num_named(raised.value.message(), missing) == len(missing), raised.value.message()
 
 
@@ -78,8 +78,8 @@ def num_named(message: str, names: list[str]) -> int:
     return sum(message.count(name) for name in names)
 
 
-def test_several_prompts(torch_server: TritonServer) -> None:
-    status, _ = post(torch_server, GOOD | {"text_input": ["one", "two"]}, "generate")
+def test_several_prompts(local_server: TritonServer) -> None:
+    status, _ = post(local_server, GOOD | {"text_input": ["one", "two"]}, "generate")
     assert status == 400
     inputs = []
     for name, wire, values in (
@@ -90,10 +90,10 @@ def test_several_prompts(torch_server: TritonServer) -> None:
         tensor.set_data_from_numpy(values)
         inputs.append(tensor)
     with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
-        list(grpc_stream(torch_server, inputs))
+        list(grpc_stream(local_server, inputs))
 
 
-def test_wrong_dtype_and_shape(torch_server: TritonServer) -> None:
+def test_wrong_dtype_and_shape(local_server: TritonServer) -> None:
     """Tensors of another type or shape are refused by Triton, by name."""
     wrong_dtype = triton.InferInput("max_tokens", [1, 1], "FP32")
     wrong_dtype.set_data_from_numpy(np.array([[4.0]], dtype=np.float32))
@@ -102,19 +102,19 @@ def test_wrong_dtype_and_shape(torch_server: TritonServer) -> None:
     text = grpc_inputs({"text_input": "Question:"})
     for tensor in (wrong_dtype, wrong_shape):
         with pytest.raises(InferenceServerException, match="max_tokens"):
-            list(grpc_stream(torch_server, [*text, tensor]))
+            list(grpc_stream(local_server, [*text, tensor]))
 
 
 def test_a_grammar_that_does_not_end_is_refused_and_delays_nobody(
-    torch_server: TritonServer,
+    local_server: TritonServer,
 ) -> None:
     schema = {"allOf": [{"type": "string", "pattern": f"a{n}"} for n in range(30)]}
     guided = {"guided_decoding_guide_type": "json_schema"}
     endless = GOOD | guided | {"guided_decoding_guide": json.dumps(schema)}
     choice = {"guided_decoding_guide_type": "choice", "guided_decoding_guide": '["yes", "no"]'}
     with ThreadPoolExecutor(1) as pool:
-        refused = pool.submit(post, torch_server, endless, "generate")
-        status, body = post(torch_server, GOOD | choice, "generate")
+        refused = pool.submit(post, local_server, endless, "generate")
+        status, body = post(local_server, GOOD | choice, "generate")
         assert (status, refused.done()) == (200, False), body
         assert json.loads(body)["text_output"].removeprefix("Question:") in ("yes", "no")
         status, body = refused.result()

@@ -32,7 +32,7 @@ def run_curl(words: list[str], server: TritonServer) -> str:
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=lambda words: words[-1][:40])
 def test_it_is_answered(words: list[str], request: pytest.FixtureRequest) -> None:
     has_adapter = any("lora_name" in word for word in words)
-    server = request.getfixturevalue("lora_server" if has_adapter else "torch_server")
+    server = request.getfixturevalue("lora_server" if has_adapter else "local_server")
     answer = run_curl(words, server)
     assert answer.endswith("\n200"), answer
     assert '"error"' not in answer

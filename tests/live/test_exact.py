@@ -13,7 +13,7 @@ from servers import TINY, serving
 from wire import generate
 
 from smartspec_bench import texts
-from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
 
 pytestmark = pytest.mark.triton
 
@@ -30,7 +30,7 @@ PREEMPTED = "smartspec_num_preemptions_total"
 def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
     """The cache holds about three of eight requests. Each case is asked once without drafts, alone,
     and three times under random policies, proposers and priorities."""
-    engine = TorchEngineConfig(
+    engine = LocalEngineConfig(
         model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
     )
     limits = LimitsConfig(

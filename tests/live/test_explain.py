@@ -16,16 +16,16 @@ from smartspec_sim.traces import parse_steps, unexplained
 pytestmark = pytest.mark.triton
 
 
-def test_a_server_says_what_it_planned_and_why(torch_server: TritonServer, tmp_path: Path) -> None:
+def test_a_server_says_what_it_planned_and_why(local_server: TritonServer, tmp_path: Path) -> None:
     generate(
-        torch_server,
+        local_server,
         text_input="Question: who?\nAnswer:",
         max_tokens=40,
         end_id=-1,
         speculation_policy="fixed:2",
     )
     status, body = post(
-        torch_server, {"text_input": "-", "max_tokens": 1, "explain_steps": 8}, "generate"
+        local_server, {"text_input": "-", "max_tokens": 1, "explain_steps": 8}, "generate"
     )
     assert status == 200, body
     trace = parse_steps("server", json.loads(body)["explanation"])
@@ -35,7 +35,7 @@ def test_a_server_says_what_it_planned_and_why(torch_server: TritonServer, tmp_p
 
     kept = tmp_path / "steps.jsonl"
     command = [sys.executable, "-m", "smartspec_cli.app", "explain", "--steps", "8", "--json", "-"]
-    for options in (["--url", torch_server.address.http_url, "--save", kept], ["--trace", kept]):
+    for options in (["--url", local_server.address.http_url, "--save", kept], ["--trace", kept]):
         result = subprocess.run(
             [*command, *map(str, options)], capture_output=True, text=True, check=True, timeout=120
         )

@@ -22,22 +22,22 @@ pytestmark = pytest.mark.triton
 POLICIES = ("none", "fixed:1", "fixed:4", "goodput")
 
 
-def test_the_start_is_told_as_data(torch_server: TritonServer) -> None:
+def test_the_start_is_told_as_data(local_server: TritonServer) -> None:
     """What is served."""
-    assert torch_server.context_len == 512
-    facts = torch_server.facts
+    assert local_server.context_len == 512
+    facts = local_server.facts
     assert facts["proposers"] == ["draft_model", "prompt_lookup"]
     assert (facts["model"], facts["dtype"], facts["threads"]) == ("target", "float32", 1)
     assert facts["policy"] == "goodput"
 
 
-def test_the_documented_request_is_answered_as_it_says(torch_server: TritonServer) -> None:
+def test_the_documented_request_is_answered_as_it_says(local_server: TritonServer) -> None:
     text = (ROOT / "docs/start/your-own-pair.md").read_text(encoding="utf-8")
     found = re.search(
         r"generate_stream -d '(.+?)'\n```.*?answer:\n\n```text\n(.+?)\n```", text, re.DOTALL
     )
     assert found is not None
-    responses = generate_stream(torch_server, **json.loads(found[1]))
+    responses = generate_stream(local_server, **json.loads(found[1]))
     assert "".join(each["text_output"] for each in responses).strip() == found[2]
     assert responses[-1]["finish_reason"] == "stop"
 
@@ -46,7 +46,7 @@ def test_the_documented_request_is_answered_as_it_says(torch_server: TritonServe
     ("workload", "temperature"), list(zip(texts.TINY, (0.0, 1.0, 0.0, 1.0), strict=True))
 )
 def test_one_text_whatever_the_way(
-    torch_server: TritonServer, workload: str, temperature: float
+    local_server: TritonServer, workload: str, temperature: float
 ) -> None:
     """HTTP at once, HTTP streamed and gRPC streamed, each policy: the same text."""
     fields = {
@@ -57,15 +57,15 @@ def test_one_text_whatever_the_way(
     }
     found = set()
     for policy in POLICIES:
-        found.add(generate(torch_server, **fields, speculation_policy=policy)["text_output"])
-    found.add("".join(r["text_output"] for r in generate_stream(torch_server, **fields)))
-    results = grpc_stream(torch_server, grpc_inputs({**fields, "stream": True}))
+        found.add(generate(local_server, **fields, speculation_policy=policy)["text_output"])
+    found.add("".join(r["text_output"] for r in generate_stream(local_server, **fields)))
+    results = grpc_stream(local_server, grpc_inputs({**fields, "stream": True}))
     found.add(b"".join(r.as_numpy("text_output").item() for r in results).decode())
     assert len(found) == 1
 
 
-def test_tritons_http_client_works_without_administration(torch_server: TritonServer) -> None:
-    with triton.InferenceServerClient(f"127.0.0.1:{torch_server.address.http_port}") as client:
+def test_tritons_http_client_works_without_administration(local_server: TritonServer) -> None:
+    with triton.InferenceServerClient(f"127.0.0.1:{local_server.address.http_port}") as client:
         assert client.is_server_live()
         assert client.is_server_ready()
         assert client.is_model_ready("smartspec")
@@ -92,9 +92,9 @@ ON_DEMAND = {
 }
 
 
-def test_counts_add_up(torch_server: TritonServer) -> None:
+def test_counts_add_up(local_server: TritonServer) -> None:
     fields = {"text_input": "Question: who?\nAnswer:", "max_tokens": 24, "end_id": -1}
-    responses = generate_stream(torch_server, **fields, speculation_policy="fixed:4")
+    responses = generate_stream(local_server, **fields, speculation_policy="fixed:4")
     last = responses[-1]
     assert set(last) == {spec.name for spec in OUTPUTS} - ON_DEMAND | {
         "model_name",
@@ -111,11 +111,11 @@ def test_counts_add_up(torch_server: TritonServer) -> None:
     assert last["acceptance_rate"] == pytest.approx(rate, abs=1e-6)
 
 
-def test_what_is_asked_for_is_there(torch_server: TritonServer) -> None:
+def test_what_is_asked_for_is_there(local_server: TritonServer) -> None:
     """Log-probabilities of all tokens add up to the last sum; the record adds up to the counts."""
     fields = {"text_input": "Question: who?\nAnswer:", "max_tokens": 24, "end_id": -1}
     responses = generate_stream(
-        torch_server,
+        local_server,
         **fields,
         speculation_policy="fixed:4",
         return_log_probs=True,
@@ -149,30 +149,30 @@ def _as_list(value: float | list[float]) -> list[float]:
     return value if isinstance(value, list) else [value]
 
 
-def test_a_prompt_that_was_read_before_is_taken_over(torch_server: TritonServer) -> None:
+def test_a_prompt_that_was_read_before_is_taken_over(local_server: TritonServer) -> None:
     prompt = texts.prompt("tiny-summarize", 5)
     fields = {"text_input": prompt, "max_tokens": 12, "temperature": 0.8, "seed": 3}
-    first = generate(torch_server, **fields, reuse_prefix=False)
-    again = generate(torch_server, **fields)
+    first = generate(local_server, **fields, reuse_prefix=False)
+    again = generate(local_server, **fields)
     assert first["num_cached_tokens"] == 0
     assert again["num_cached_tokens"] == first["num_input_tokens"] - 1
     assert again["text_output"] == first["text_output"]
 
 
-def test_seed_is_drawn_and_echoed(torch_server: TritonServer) -> None:
+def test_seed_is_drawn_and_echoed(local_server: TritonServer) -> None:
     """A second request with the seed that the first reports has the same text."""
     fields = {"text_input": "Write about the sea.\nAnswer:", "max_tokens": 30, "temperature": 1.2}
-    first = generate(torch_server, **fields)
+    first = generate(local_server, **fields)
     assert first["seed"] > 0
-    assert generate(torch_server, **fields)["seed"] != first["seed"]
-    again = generate(torch_server, **fields, seed=first["seed"])
+    assert generate(local_server, **fields)["seed"] != first["seed"]
+    again = generate(local_server, **fields, seed=first["seed"])
     assert again["text_output"] == first["text_output"]
 
 
-def test_stop_words_end_the_text_before_them(torch_server: TritonServer) -> None:
+def test_stop_words_end_the_text_before_them(local_server: TritonServer) -> None:
     fields = {"text_input": texts.prompt("tiny-sql", 1), "max_tokens": 40}
-    text = generate(torch_server, **fields)["text_output"]
+    text = generate(local_server, **fields)["text_output"]
     word = text[6:9]
-    stopped = generate(torch_server, **fields, stop_words=[word, "never there"])
+    stopped = generate(local_server, **fields, stop_words=[word, "never there"])
     assert stopped["text_output"] == text[: text.index(word)]
     assert stopped["finish_reason"] == "stop"

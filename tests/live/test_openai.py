@@ -25,9 +25,9 @@ PROMPT = "Task: chat\nUser: The simple museum is beautiful. What should we do?\n
 
 
 @pytest.fixture(scope="module")
-def url(torch_server: TritonServer) -> str:
-    assert torch_server.openai is not None
-    return torch_server.openai.url(torch_server.address)
+def url(local_server: TritonServer) -> str:
+    assert local_server.openai is not None
+    return local_server.openai.url(local_server.address)
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def test_the_text_is_that_of_triton(torch_server: TritonServer, client: openai.OpenAI) -> None:
+def test_the_text_is_that_of_triton(local_server: TritonServer, client: openai.OpenAI) -> None:
     for sampling in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "top_p": 0.9}):
-        expected = generate(torch_server, text_input=PROMPT, max_tokens=24, **sampling)
+        expected = generate(local_server, text_input=PROMPT, max_tokens=24, **sampling)
         completion = client.completions.create(
             model=MODEL_NAME, prompt=PROMPT, max_tokens=24, **sampling
         )
@@ -169,7 +169,7 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
     )
 
 
-def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) -> None:
+def test_a_disconnect_ends_the_requests(local_server: TritonServer, url: str) -> None:
     """Streamed or not: rows are free for others, and nothing is left running."""
 
     async def run() -> None:
@@ -179,9 +179,9 @@ def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) ->
             await anext(stream)
             await stream.close()
             whole = asyncio.ensure_future(client.completions.create(**asked, max_tokens=450, n=3))
-            while not scrape_when(torch_server, lambda found: True).get(RUNNING):
+            while not scrape_when(local_server, lambda found: True).get(RUNNING):
                 await asyncio.sleep(0.02)
             whole.cancel()
 
     asyncio.run(run())
-    assert scrape_when(torch_server, lambda found: not found.get(RUNNING)).get(RUNNING) == 0
+    assert scrape_when(local_server, lambda found: not found.get(RUNNING)).get(RUNNING) == 0

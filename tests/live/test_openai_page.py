@@ -105,12 +105,12 @@ async def _address(session: aiohttp.ClientSession, port: int) -> str:
 
 
 def test_a_message_is_answered_with_and_without_speculation(
-    torch_server: TritonServer, tmp_path: Path
+    local_server: TritonServer, tmp_path: Path
 ) -> None:
     """By keyboard, at two widths: both texts are the same, steps with accepted drafts are
     coloured, the server's values are shown, and nothing is wider than the window."""
-    assert torch_server.openai is not None
-    page = torch_server.openai.url(torch_server.address).removesuffix("v1")
+    assert local_server.openai is not None
+    page = local_server.openai.url(local_server.address).removesuffix("v1")
 
     async def run() -> None:
         async with tab(tmp_path) as found:

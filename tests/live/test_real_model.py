@@ -14,7 +14,7 @@ from smartspec_bench.texts import WORKLOADS, prompt
 from smartspec_launch.address import free_address
 from smartspec_launch.gateway import OpenAi
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 
 pytestmark = [
@@ -28,7 +28,7 @@ FRANCE = {"role": "user", "content": "What is the capital of France?"}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    engine = TorchEngineConfig(model=str(FILE), heads=str(HEAD))
+    engine = LocalEngineConfig(model=str(FILE), heads=str(HEAD))
     limits = LimitsConfig(max_sequences=4, profile_s=0.0)
     endpoint = OpenAi(free_address().http_port, model_folder(FILE))
     folder = tmp_path_factory.mktemp("real")

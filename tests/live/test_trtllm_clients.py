@@ -52,7 +52,7 @@ def ask(server: TritonServer, model: str, fields: dict[str, Any], wanted: tuple[
 @pytest.mark.parametrize("has_perf_metrics", [False, True])
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_clients_read_their_answers(
-    torch_server: TritonServer, is_streaming: bool, has_perf_metrics: bool
+    local_server: TritonServer, is_streaming: bool, has_perf_metrics: bool
 ) -> None:
     """From both aliases, with drafts and without: one text, which a stream has without prompt."""
     fields = SENT | {"stream": is_streaming, "exclude_input_in_output": False}
@@ -61,7 +61,7 @@ def test_clients_read_their_answers(
     texts = set()
     for model in ALIASES:
         for drafting in ({}, DRAFTING):
-            results = ask(torch_server, model, fields | drafting, wanted)
+            results = ask(local_server, model, fields | drafting, wanted)
             texts.add("".join(r.as_numpy("text_output")[0].decode() for r in results))
             counts = [{name: r.as_numpy(name)[0][0] for name in wanted} for r in results]
             assert all(last["last_token_time_ns"] > 0 for last in counts[-1:] if last)
@@ -70,10 +70,10 @@ def test_clients_read_their_answers(
     assert text.startswith(PROMPT) != is_streaming
 
 
-def test_shapes_are_those_of_tensorrt_llm(torch_server: TritonServer) -> None:
+def test_shapes_are_those_of_tensorrt_llm(local_server: TritonServer) -> None:
     """A batch of one text of one beam, as its postprocessing and its backend send them."""
     shapes = dict.fromkeys((*PERF, "num_input_tokens", "num_output_tokens"), (1, 1))
     shapes |= {"text_output": (1,), "cum_log_probs": (1, 1), "output_log_probs": (1, 1, 24)}
     fields = SENT | {"return_perf_metrics": True, "return_log_probs": True, "end_id": -1}
-    (result,) = ask(torch_server, "ensemble", fields, tuple(shapes)[:-3] + tuple(shapes)[-2:])
+    (result,) = ask(local_server, "ensemble", fields, tuple(shapes)[:-3] + tuple(shapes)[-2:])
     assert {name: result.as_numpy(name).shape for name in shapes} == shapes

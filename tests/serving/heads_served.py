@@ -36,7 +36,7 @@ REQUESTS = [
 
 def config_of(limits: dict[str, Any] | None = None, **engine: Any) -> ServerConfig:
     few = {"max_sequences": 4, "max_context_len": 256, "prefill_chunk": 48, "profile_s": 0.0}
-    engine = {"kind": "torch", "model": str(MODEL), "num_threads": 1, "dtype": "float32"} | engine
+    engine = {"kind": "local", "model": str(MODEL), "num_threads": 1, "dtype": "float32"} | engine
     return ServerConfig.model_validate({"engine": engine, "limits": few | (limits or {})})
 
 

@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 from smartspec_py.config import (
     CONFIG_NAME,
     LimitsConfig,
+    LocalEngineConfig,
     ServerConfig,
-    TorchEngineConfig,
     read_config,
 )
 from smartspec_py.core.plan.planner import BatchTable
@@ -29,7 +29,7 @@ from smartspec_py.engines.model_files import (
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.engines import FakeEngineConfig
 
-TORCH = {"kind": "torch", "model": "target"}
+LOCAL = {"kind": "local", "model": "target"}
 FAKE = {"kind": "fake", "tokenizer": str(TOKENIZER_FILE.parent)}
 
 
@@ -40,9 +40,15 @@ def read(tmp_path: Path, document: Any) -> ServerConfig:
     return read_config(path)
 
 
+def test_the_old_name_of_the_local_engine_is_read(tmp_path: Path) -> None:
+    old = read(tmp_path, {"engine": {**LOCAL, "kind": "torch"}})
+    assert old == read(tmp_path, {"engine": LOCAL})
+    assert old.engine.model_dump()["kind"] == "local"
+
+
 def test_what_is_set_is_read_and_the_rest_has_its_default(tmp_path: Path) -> None:
-    config = read(tmp_path, {"engine": TORCH})
-    assert config.engine == TorchEngineConfig(model="target")
+    config = read(tmp_path, {"engine": LOCAL})
+    assert config.engine == LocalEngineConfig(model="target")
     assert (config.limits, config.policy) == (LimitsConfig(), "goodput")
     assert config.planner.batch_table is None
     limits = {"max_sequences": 3, "max_queue": 4, "max_context_len": 99, "prefill_chunk": 16}
@@ -62,45 +68,45 @@ def test_a_table_of_batch_sizes_is_read(tmp_path: Path) -> None:
 
 def with_table(rows: list[Any], draft_lens: list[Any]) -> dict[str, Any]:
     table = {"rows": rows, "draft_lens": draft_lens}
-    return {"engine": TORCH, "planner": {"batch_table": table}}
+    return {"engine": LOCAL, "planner": {"batch_table": table}}
 
 
 def limits(**keys: Any) -> dict[str, Any]:
-    return {"engine": TORCH, "limits": keys}
+    return {"engine": LOCAL, "limits": keys}
 
 
 @pytest.mark.parametrize(
     ("document", "words"),
     [
         # an unknown key, at each level
-        ({"engine": TORCH, "polcy": "none"}, ["polcy", "did you mean policy?"]),
-        ({"engine": {**TORCH, "modle": "x"}}, ["engine.modle", "did you mean engine.model?"]),
-        ({"engine": TORCH, "max_queue": 1}, ["max_queue", "did you mean limits.max_queue"]),
+        ({"engine": LOCAL, "polcy": "none"}, ["polcy", "did you mean policy?"]),
+        ({"engine": {**LOCAL, "modle": "x"}}, ["engine.modle", "did you mean engine.model?"]),
+        ({"engine": LOCAL, "max_queue": 1}, ["max_queue", "did you mean limits.max_queue"]),
         ({"engine": {**FAKE, "model": "x"}}, ["engine.model"]),
         (limits(max_batch=1), ["limits.max_batch: unknown key"]),
         # a wrong type: nothing is converted silently
         (limits(max_queue="7"), ["limits.max_queue", "integer", "'7'"]),
         (limits(max_queue=1.5), ["limits.max_queue"]),
-        ({"engine": {**TORCH, "draft": 3}}, ["engine.draft", "string"]),
-        ({"engine": TORCH, "limits": []}, ["limits"]),
+        ({"engine": {**LOCAL, "draft": 3}}, ["engine.draft", "string"]),
+        ({"engine": LOCAL, "limits": []}, ["limits"]),
         (limits(reuse_prefixes=1), ["limits.reuse_prefixes", "boolean"]),
         # out of range
         (limits(max_queue=0), ["limits.max_queue", "1", "got 0"]),
         (limits(drain_s=-1.0), ["limits.drain_s", "-1"]),
-        ({"engine": {**TORCH, "dtype": "int8"}}, ["engine.dtype", "float32", "'int8'"]),
-        ({"engine": TORCH, "policy": "fixed:0"}, ["policy", "none, fixed:K", "'fixed:0'"]),
-        ({"engine": TORCH, "proposer": "guess"}, ["proposer", "prompt_lookup", "'guess'"]),
-        ({"engine": TORCH, "lookup": {"min_ngram": 5}}, ["lookup", "5 is above max_ngram 4"]),
+        ({"engine": {**LOCAL, "dtype": "int8"}}, ["engine.dtype", "float32", "'int8'"]),
+        ({"engine": LOCAL, "policy": "fixed:0"}, ["policy", "none, fixed:K", "'fixed:0'"]),
+        ({"engine": LOCAL, "proposer": "guess"}, ["proposer", "prompt_lookup", "'guess'"]),
+        ({"engine": LOCAL, "lookup": {"min_ngram": 5}}, ["lookup", "5 is above max_ngram 4"]),
         # the table of batch sizes
         (with_table([1, 2], [3]), ["planner.batch_table", "per entry of rows"]),
         (with_table([2, 2], [3, 1]), ["planner.batch_table", "rows must ascend", "(2, 2)"]),
         (with_table([1.5], [1]), ["planner.batch_table.rows.0", "integer", "1.5"]),
         # something missing
         ({}, ["engine"]),
-        ({"engine": {"kind": "torch"}}, ["engine.model", "required"]),
+        ({"engine": {"kind": "local"}}, ["engine.model", "required"]),
         ({"engine": {"kind": "tensorflow"}}, ["engine", "kind", "tensorflow"]),
         # every wrong key is named at once
-        ({"engine": {**TORCH, "x": 1}, "limits": {"max_queue": 0}}, ["engine.x", "max_queue"]),
+        ({"engine": {**LOCAL, "x": 1}, "limits": {"max_queue": 0}}, ["engine.x", "max_queue"]),
         # not JSON at all
         (b"{", ["engine.json", "JSON"]),
         (b"[]", ["engine.json"]),
@@ -260,7 +266,7 @@ def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
 def test_a_kind_that_no_installed_package_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the fakes are where the backend stands alone."""
     monkeypatch.setattr("smartspec_py.config.entry_points", lambda **_: EntryPoints())
-    with pytest.raises(ValueError, match=r"kind must be one of torch, trtllm "):
+    with pytest.raises(ValueError, match=r"kind must be one of local, trtllm "):
         ServerConfig.model_validate({"engine": FAKE})
 
 
@@ -273,7 +279,7 @@ def test_a_kind_that_no_installed_package_has_is_refused(monkeypatch: pytest.Mon
     ],
 )
 def test_names_that_cannot_be_served(tmp_path: Path, names: list[str], sentence: str) -> None:
-    engine = {"kind": "torch", "model": "m", "lora": {"sql": "x"}}
+    engine = {"kind": "local", "model": "m", "lora": {"sql": "x"}}
     assert read(tmp_path, {"engine": engine, "served_model_name": ["Qwen/Q:Q4_0", "q"]})
     with pytest.raises(ConfigError, match=sentence):
         read(tmp_path, {"engine": engine, "served_model_name": names})

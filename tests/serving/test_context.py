@@ -12,7 +12,7 @@ import torch
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
-from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import context
 from smartspec_py.engines.runtimes import machine
 from smartspec_py.serving.build import build_engine
@@ -90,7 +90,7 @@ def test_a_server_whose_cache_holds_less_than_its_context(tmp_path: Path) -> Non
     that could run together only if they shared blocks; longer ones are refused."""
     limits = {"max_sequences": 4, "max_context_len": 128, "profile_s": 0.0}
     limits |= {"cache_bytes": 64 * TARGET_BYTES, "max_draft_len": 2}
-    engine = {"kind": "torch", "model": str(PAIR / "target"), "dtype": "float32", "device": "cpu"}
+    engine = {"kind": "local", "model": str(PAIR / "target"), "dtype": "float32", "device": "cpu"}
     served = ServerConfig.model_validate({"engine": engine, "limits": limits})
     prompt = "one two three four five six seven eight nine ten eleven twelve"
     with serving(build_engine(served, tmp_path), served) as server:
@@ -137,7 +137,7 @@ def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
     found = context.choose_cache([(PAIR / "target", CPU), (draft, CPU)], torch.float32, LIMITS)
     assert found.context_len == 2048
     limits = {"max_sequences": 1, "max_draft_len": 4, "max_context_len": 160, "profile_s": 0.0}
-    engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(draft)}
+    engine = {"kind": "local", "model": str(PAIR / "target"), "draft": str(draft)}
     engine |= {"runtime": "torch", "dtype": "float32", "device": "cpu", "num_threads": 1}
     served = ServerConfig.model_validate({"engine": engine, "limits": limits})
     with serving(build_engine(served, tmp_path), served) as server:
@@ -194,13 +194,13 @@ def test_the_context_of_timed_passes_is_bounded(
 ) -> None:
     """Half of the context, at most 512 tokens, and at most 1 GiB: 32 rows of 170 x 192 KiB."""
     limits = LimitsConfig(max_context_len=served, max_sequences=32)
-    assert build_torch._shape(limits, bytes_per_token).context_len == timed
+    assert build_local._shape(limits, bytes_per_token).context_len == timed
 
 
 def test_a_profile_is_valid_with_more_or_less_free_memory() -> None:
     """The served context changes with it."""
     shapes = [
-        build_torch._shape(LimitsConfig(max_context_len=length), 1000)
+        build_local._shape(LimitsConfig(max_context_len=length), 1000)
         for length in (4_096, 7_680, 11_776)
     ]
     assert len(set(shapes)) == 1

@@ -12,7 +12,7 @@ from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS
 from smartspec_py.api.errors import field_of, field_text
 from smartspec_py.api.refused import REFUSED, why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, OneOf, Range, Text
-from smartspec_py.config import CONFIG_NAME, TorchEngineConfig, read_config
+from smartspec_py.config import CONFIG_NAME, LocalEngineConfig, read_config
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG_FILE = REPOSITORY / "model_repository/smartspec/config.pbtxt"
@@ -111,7 +111,7 @@ def test_the_shipped_engine_json_is_valid_and_its_models_are_there() -> None:
     """Paths in it are relative to its own folder."""
     folder = REPOSITORY / "model_repository" / MODEL_NAME / "1"
     config = read_config(folder / CONFIG_NAME)
-    assert isinstance(config.engine, TorchEngineConfig)
+    assert isinstance(config.engine, LocalEngineConfig)
     assert config.engine.draft is not None
     for model in (config.engine.model, config.engine.draft):
         assert (folder / model / "model.safetensors").is_file()

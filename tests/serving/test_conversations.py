@@ -25,7 +25,7 @@ WORDS = ["bread", "boats", "birds", "rain", "river", "summer", "winter", "people
 
 
 def config_of(long_prompt: int | None = 1024, **limits: Any) -> ServerConfig:
-    engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
+    engine = {"kind": "local", "model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
     engine |= {"dtype": "float32", "device": "cpu", "num_threads": 1, "long_prompt": long_prompt}
     limits = {"max_context_len": 1024, "profile_s": 0.0, "max_draft_len": 4, **limits}
     return ServerConfig.model_validate({"engine": engine, "limits": limits})

@@ -1,4 +1,4 @@
-"""A model with several end tokens, served by the PyTorch engine: any of them ends a text."""
+"""A model with several end tokens, served by the local engine: any of them ends a text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_text_ends_at_the_first_of_them(tmp_path: Path) -> None:
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
-    engine = {"kind": "torch", "model": str(tmp_path), "draft": str(PAIR / "draft")}
+    engine = {"kind": "local", "model": str(tmp_path), "draft": str(PAIR / "draft")}
     limits = {"max_sequences": 4, "max_draft_len": 4, "max_context_len": 256, "profile_s": 0.0}
     document = {"engine": {**engine, "num_threads": 1, "device": "cpu"}, "limits": limits}
     config = ServerConfig.model_validate(document)

@@ -52,7 +52,7 @@ REQUESTS = [
 
 def config_of(engine: dict[str, Any] | None = None, **limits: Any) -> ServerConfig:
     drafts = engine or {"draft": str(PAIR / "draft")}
-    engine = {"kind": "torch", "model": str(PAIR / "target"), **drafts}
+    engine = {"kind": "local", "model": str(PAIR / "target"), **drafts}
     few = {"max_sequences": 4, "max_draft_len": 6, "max_context_len": 256, "profile_s": 0.0}
     document = {"engine": {**engine, "num_threads": 1, "device": "cpu"}, "limits": few | limits}
     return ServerConfig.model_validate(document)

@@ -20,7 +20,7 @@ from smartspec_py.engines.decoding import shaping
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.engines.local import target as target_module
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.structured.grammar import GrammarState
 from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving import scheduler as scheduler_module
@@ -86,11 +86,11 @@ def is_victim(value: Any, sequences: set[int]) -> bool:
 
 
 CALLS: list[tuple[Any, str]] = [
-    (TorchTarget, "begin"),
-    (TorchTarget, "_item"),
-    (TorchTarget, "_scored"),
-    (TorchTarget, "_settle"),
-    (TorchTarget, "release"),
+    (LocalTarget, "begin"),
+    (LocalTarget, "_item"),
+    (LocalTarget, "_scored"),
+    (LocalTarget, "_settle"),
+    (LocalTarget, "release"),
     (target_module, "verify"),
     (shaping, "_bans"),
     (shaping, "_penalties"),
@@ -126,7 +126,7 @@ def server() -> Iterator[Server]:
     config = ServerConfig.model_validate(
         {
             "engine": {
-                "kind": "torch",
+                "kind": "local",
                 "model": str(PAIR / "target"),
                 "draft": str(PAIR / "draft"),
                 "num_threads": 1,

@@ -20,7 +20,7 @@ from smartspec_bench import texts
 from smartspec_bench.exactness import force_drafting, reference
 from smartspec_bench.merged import merged_differences
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.config import LocalEngineConfig, ServerConfig
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.adapters import Adapters, linear_layers
 from smartspec_py.engines.checkpoints.config import load_config
@@ -126,7 +126,7 @@ def test_the_check_compares_with_the_merged_model(tmp_path: Path) -> None:
     with serving(config, engine := build_engine(config, Path.cwd())) as server:
         cases = reference(server, requests(["b"], return_log_probs=True))
     for folder, least, most in ((given["b"], 0.0, 1e-3), (str(twice), 0.1, 100.0)):
-        asked = TorchEngineConfig(model=str(MODEL), lora={"b": folder})
+        asked = LocalEngineConfig(model=str(MODEL), lora={"b": folder})
         [difference] = merged_differences(asked, engine, cases).values()
         assert least < difference < most
 
@@ -203,4 +203,4 @@ def test_a_wrong_adapter_is_named(tmp_path: Path) -> None:
 )
 def test_names_of_adapters(lora: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ServerConfig.model_validate({"engine": {"kind": "torch", "model": "m", "lora": lora}})
+        ServerConfig.model_validate({"engine": {"kind": "local", "model": "m", "lora": lora}})

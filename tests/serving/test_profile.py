@@ -17,7 +17,7 @@ import pytest
 from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import LimitsConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig
 from smartspec_py.core.cost import CostModel, PassTable, cost_from_json
 from smartspec_py.engines import measure as measuring
 from smartspec_py.engines import profile as module
@@ -324,18 +324,18 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     import torch
     import transformers
 
-    from smartspec_py.engines.local import build as build_torch
+    from smartspec_py.engines.local import build as build_local
     from smartspec_py.engines.local import devices
 
     kept = tmp_path / "profiles"
     settings = {"dtype": "float32", "device": "cpu", "num_threads": 1, "runtime": "torch"}
     settings |= {"model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
-    config = TorchEngineConfig.model_validate(settings | {"profile_cache": str(kept)})
+    config = LocalEngineConfig.model_validate(settings | {"profile_cache": str(kept)})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     assert devices._device_name(torch.device("cuda")) == "NVIDIA H200"
     monkeypatch.setattr(devices, "_device_name", lambda device: "NVIDIA H200")
     limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64)
-    engine = build_torch.build_torch(config, limits, tmp_path)
+    engine = build_local.build_local(config, limits, tmp_path)
     assert engine.kernels.count("PyTorch, LlamaForCausalLM") == 2
     assert [path.name.split("-")[0] for path in kept.iterdir()] == ["profile"]
     path = engine.profile_path
@@ -487,7 +487,7 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
     import torch
 
     from smartspec_py.engines.drafts.draft_model import DraftModelProposer
-    from smartspec_py.engines.local.target import TorchTarget
+    from smartspec_py.engines.local.target import LocalTarget
     from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
     from smartspec_py.engines.runtimes.runner import RunnerConfig
 
@@ -501,7 +501,7 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
         return out
 
     monkeypatch.setattr(PyTorchRunner, "forward", spied)
-    for engine in (TorchTarget(runner, CAPABILITIES), DraftModelProposer(runner, 2, 4)):
+    for engine in (LocalTarget(runner, CAPABILITIES), DraftModelProposer(runner, 2, 4)):
         engine.time_pass(2, 5, 0, num_logits)
     assert computed == [num_computed] * 2
 

@@ -73,7 +73,7 @@ class Served:
         """precision: of the weights."""
         is_float8, dtype = precision == "fp8", precision
         engine = {
-            "kind": "torch",
+            "kind": "local",
             "model": str(self.model.absolute()),
             "draft": None if self.draft is None else str(self.draft.absolute()),
             "heads": None if self.draft or not self.heads else str(self.heads.absolute()),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smartspec_bench.exactness import CheckCase
-from smartspec_py.config import TorchEngineConfig
+from smartspec_py.config import LocalEngineConfig
 from smartspec_py.engines.checkpoints.adapters import Adapter, linear_layers, load_adapter
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.runtimes.pytorch.causal import load_model
@@ -22,7 +22,7 @@ from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 
 def merged_differences(
-    config: TorchEngineConfig, engine: Engine, cases: Sequence[CheckCase]
+    config: LocalEngineConfig, engine: Engine, cases: Sequence[CheckCase]
 ) -> dict[str, float]:
     """By adapter, the largest difference between the log-probability of a generated token and that
     of the merged model. config: with absolute paths."""

@@ -39,10 +39,10 @@ from smartspec_py.api.refused import REFUSED as REFUSED_TENSORS
 from smartspec_py.api.tensor_spec import OneOf, TensorSpec
 from smartspec_py.config import (
     LimitsConfig,
+    LocalEngineConfig,
     LookupConfig,
     PlannerConfig,
     ServerConfig,
-    TorchEngineConfig,
     TrtllmEngineConfig,
 )
 from smartspec_py.serving.metric_families import FAMILIES, Family
@@ -53,7 +53,7 @@ COLUMNS = 100
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "Top level": ServerConfig,
-    "engine, where kind is torch": TorchEngineConfig,
+    "engine, where kind is local": LocalEngineConfig,
     "engine, where kind is trtllm": TrtllmEngineConfig,
     "limits": LimitsConfig,
     "lookup": LookupConfig,

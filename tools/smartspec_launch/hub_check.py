@@ -14,7 +14,7 @@ from pathlib import Path
 
 from smartspec_launch.hub import Repository, free_disk
 from smartspec_launch.hub_files import gguf_of
-from smartspec_py.config import IS_MODEL, ServerConfig, TorchEngineConfig
+from smartspec_py.config import IS_MODEL, LocalEngineConfig, ServerConfig
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_settings
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX, model_folder, write_folder
@@ -46,7 +46,7 @@ def check_before_fetch(config: ServerConfig, repositories: Repositories, weights
             "HF_HOME to another disk"
         )
     line = f"Fetching {size} to {place}, where {room} are free"
-    if not isinstance(config.engine, TorchEngineConfig):
+    if not isinstance(config.engine, LocalEngineConfig):
         return line
     with tempfile.TemporaryDirectory(prefix="smartspec-") as temporary:
         needed, free = _memory(config, repositories, weights, Path(temporary))
@@ -111,7 +111,7 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     from smartspec_py.engines.runtimes.machine import free_bytes
 
     engine, limits = config.engine, config.limits
-    assert isinstance(engine, TorchEngineConfig)
+    assert isinstance(engine, LocalEngineConfig)
     device = place(engine).target
     check_pair_settings(folders["model"], folders.get("draft"), limits.max_context_len)
     if "heads" in folders and is_eagle(folders["heads"]):

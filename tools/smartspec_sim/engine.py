@@ -2,7 +2,7 @@
 
 All tokens are placeholders. A draft token is the number of its proposer, which selects the runs
 that the target applies. All other tokens are 0. One poll runs one packed pass over all submitted
-work, as in the PyTorch engine. Verifications, single tokens and prompt chunks share the pass. On
+work, as in the local engine. Verifications, single tokens and prompt chunks share the pass. On
 the virtual clock it takes, in seconds,
 
     target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from smartspec_py.config import LimitsConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.model_files import (
     end_tokens,
     load_tokenizer,
@@ -162,7 +162,7 @@ def build_scripted(tokenizer_dir: Path, script: Path, limits: LimitsConfig) -> E
     return Engine(
         tokenizer=tokenizer,
         end_tokens=ends,
-        target=TorchTarget(runner, stepwise_capabilities(limits, vocab_size)),
+        target=LocalTarget(runner, stepwise_capabilities(limits, vocab_size)),
         proposers={},
         cost=CostModel(PassTable((1,), (1,), ((0.001,),))),
     )

@@ -12,8 +12,8 @@ from typing import Any
 from smartspec_py.config import (
     EngineConfig,
     LimitsConfig,
+    LocalEngineConfig,
     ServerConfig,
-    TorchEngineConfig,
     TrtllmEngineConfig,
 )
 from smartspec_py.defaults import PROMPT_LOOKUP, ConfigError
@@ -47,10 +47,10 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
 
 def _builder(engine: EngineConfig) -> Callable[[Any, LimitsConfig, Path], Engine]:
     """The function that builds this kind. Imports the packages that only this kind needs."""
-    if isinstance(engine, TorchEngineConfig):
-        from smartspec_py.engines.local.build import build_torch
+    if isinstance(engine, LocalEngineConfig):
+        from smartspec_py.engines.local.build import build_local
 
-        return build_torch
+        return build_local
     if isinstance(engine, TrtllmEngineConfig):
         from smartspec_py.engines.trtllm.build import build_trtllm
 

@@ -45,7 +45,7 @@ from smartspec_cli.commands.settings import (
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, Function, call_grammar
 from smartspec_launch.gateway import adapter_names, tokenizer_dir
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.config import LocalEngineConfig, ServerConfig
 from smartspec_py.core.types import GuideType
 from smartspec_py.serving.request import RequestError
 from smartspec_testing.local import serving
@@ -214,7 +214,7 @@ def _run(
                 reports = check_pair_exactness(server, cases, arms, tokens, shown.update)
             except (CheckError, RequestError) as error:
                 fail(str(error))
-        if isinstance(config.engine, TorchEngineConfig) and config.engine.lora:
+        if isinstance(config.engine, LocalEngineConfig) and config.engine.lora:
             from smartspec_bench.merged import merged_differences
 
             shown.update("comparing adapters with merged models")

@@ -32,7 +32,7 @@ from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import ModelRefusedError, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.config import LocalEngineConfig, ServerConfig
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_config
 from smartspec_py.engines.checkpoints.pair import check_pair_files
 from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
@@ -179,7 +179,7 @@ def serve(
 def suggested_draft(config: ServerConfig) -> str | None:
     """A draft model for a model of the hub that is served without draft model and heads."""
     engine = config.engine
-    if not isinstance(engine, TorchEngineConfig) or engine.draft or engine.heads:
+    if not isinstance(engine, LocalEngineConfig) or engine.draft or engine.heads:
         return None
     return next(filter(None, map(draft_for, config.served_model_name)), None)
 
@@ -253,7 +253,7 @@ def _check_files(config: ServerConfig) -> None:
     """Check the files that can be checked quickly. The backend checks the rest, which needs
     PyTorch. Importing PyTorch here too would make every start seconds longer."""
     engine = config.engine
-    if not isinstance(engine, TorchEngineConfig):
+    if not isinstance(engine, LocalEngineConfig):
         return
     draft = None if engine.draft is None else Path(engine.draft)
     try:

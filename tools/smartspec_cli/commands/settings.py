@@ -16,7 +16,7 @@ from smartspec_cli.commands import USAGE_ERROR, fail, note
 from smartspec_launch import paths
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.models import with_local_models
-from smartspec_py.config import ServerConfig, TorchEngineConfig, read_config
+from smartspec_py.config import LocalEngineConfig, ServerConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.defaults import ConfigError
 
@@ -81,7 +81,7 @@ Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is gre
 
 def engine_option(key: str) -> Any:
     """A short name of `--set engine.KEY`. Its help is the first sentence on the key."""
-    field = TorchEngineConfig.model_fields[key]
+    field = LocalEngineConfig.model_fields[key]
     meaning = (field.description or "").split(".")[0]
     values = ", ".join(get_args(field.annotation))
     return _option(help=f"Set engine.{key}: {meaning}{values and f' ({values})'}.")
@@ -101,7 +101,7 @@ def server_config(
     defaults: top-level keys and sections of engine.json. An engine.json has none of them. None
     values of `engine` are not given.
     """
-    engine = {"kind": "torch", "profile_cache": str(paths.profile_cache().resolve())}
+    engine = {"kind": "local", "profile_cache": str(paths.profile_cache().resolve())}
     engine |= {key: one for key, one in defaults.get("engine", {}).items() if one is not None}
     settings: dict[str, Any] = {**defaults, "engine": engine}
     if config is not None:

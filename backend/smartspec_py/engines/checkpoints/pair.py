@@ -189,7 +189,7 @@ def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
     if layers:
         raise ModelError(
             f"{name} is of the type {config.model_type} and has layers of type "
-            f"{', '.join(sorted(layers))}, which the PyTorch engine does not support: use a model "
+            f"{', '.join(sorted(layers))}, which the local engine does not support: use a model "
             "with full attention or sliding windows"
         )
 

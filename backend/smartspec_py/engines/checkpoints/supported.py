@@ -56,7 +56,7 @@ MODELS = {
     "smollm3": "SmolLM3ForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
 }
-"""The `model_type` and class of the models that the PyTorch engine computes right:
+"""The `model_type` and class of the models that the local engine computes right:
 tests/engines/test_model_types.py compares each with Transformers. Other models may pass positions
 or masks to attention in other ways, and would be served with wrong texts."""
 
@@ -235,7 +235,7 @@ def check_model(name: str, folder: Path) -> None:
     if not isinstance(kind, str) or kind not in MODELS or (classes and MODELS[kind] not in classes):
         raise ModelError(
             f"{name} has the model_type {kind} and the class {', '.join(classes) or 'not given'}, "
-            "which the PyTorch engine does not serve: use a causal language model of one of these "
+            "which the local engine does not serve: use a causal language model of one of these "
             f"types: {', '.join(MODELS)}"
         )
     for field in ("rope_scaling", "rope_parameters"):

@@ -39,7 +39,7 @@ from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import dtype_of, dtype_text, place
 from smartspec_py.engines.local.kinds import DraftKind, DraftModelKind, EagleKind, MedusaKind, Setup
 from smartspec_py.engines.local.load import has_blocks, load, named
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
 from smartspec_py.engines.model_files import (
     end_tokens,
@@ -55,7 +55,7 @@ from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
 from smartspec_py.engines.runtimes.runner import PYTORCH, Runner, RunnerConfig
 
 if TYPE_CHECKING:
-    from smartspec_py.config import LimitsConfig, TorchEngineConfig
+    from smartspec_py.config import LimitsConfig, LocalEngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ MAX_PROFILED_LONG = 4096
 """The same for one row with a long prompt."""
 
 
-def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+def build_local(config: LocalEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     """Load target and draft model, and measure their cost. Raises ConfigError with the key's name.
 
     The build runs in a thread that ends with it. A thread that runs an operator on several cores
@@ -80,7 +80,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         return thread.submit(_build, config, limits, folder).result()
 
 
-def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+def _build(config: LocalEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     # Its worker threads would spin on cores that OpenVINO's threads or other programs need: beside
     # a busy program, weights took 6 s to round with two threads, and 0.2 s with one.
     torch.set_num_threads(1)
@@ -102,7 +102,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
 
 
 def _read(
-    config: TorchEngineConfig, limits: LimitsConfig, folder: Path
+    config: LocalEngineConfig, limits: LimitsConfig, folder: Path
 ) -> tuple[Setup, list[DraftKind]]:
     """Check the configuration and read the files, but for the models themselves."""
     devices = place(config)
@@ -153,7 +153,7 @@ def _heads(folder: Path, run_config: RunnerConfig, has_draft: bool) -> DraftKind
 
 
 def _models(
-    config: TorchEngineConfig, limits: LimitsConfig, folder: Path
+    config: LocalEngineConfig, limits: LimitsConfig, folder: Path
 ) -> tuple[Path, Path | None]:
     """The folders of the target and the draft model, which exist and fit together."""
     model = model_folder(existing("engine.model", folder / config.model))
@@ -167,7 +167,7 @@ def _models(
     return model, draft
 
 
-def _adapters(config: TorchEngineConfig, model: Path, max_len: int, folder: Path) -> Adapters:
+def _adapters(config: LocalEngineConfig, model: Path, max_len: int, folder: Path) -> Adapters:
     if not config.lora:
         return NO_ADAPTERS
     layers = linear_layers(load_config(model, max_len))
@@ -179,7 +179,7 @@ def _adapters(config: TorchEngineConfig, model: Path, max_len: int, folder: Path
         return Adapters(loaded)
 
 
-def _target(setup: Setup) -> TorchTarget:
+def _target(setup: Setup) -> LocalTarget:
     limits, run_config = setup.limits, setup.run_config
     runner = load("engine.model", run_config, setup.config)
     able = stepwise_capabilities(limits, run_config.vocab_size, runner.bytes_per_token)
@@ -190,7 +190,7 @@ def _target(setup: Setup) -> TorchTarget:
             block_len=runner.cache.block_len,
             cache_bytes=int(run_config.cache_bytes),
         )
-    return TorchTarget(
+    return LocalTarget(
         runner,
         capabilities,
         reuses_prefixes=limits.reuse_prefixes,
@@ -200,14 +200,14 @@ def _target(setup: Setup) -> TorchTarget:
 
 
 def _long_prompt(setup: Setup, runner: Runner) -> int | None:
-    """`config.TorchEngineConfig.long_prompt`; None without OpenVINO."""
+    """`config.LocalEngineConfig.long_prompt`; None without OpenVINO."""
     return None if runner.runtime == PYTORCH else setup.config.long_prompt
 
 
 def _measured(
     setup: Setup,
     kinds: Sequence[DraftKind],
-    target: TorchTarget,
+    target: LocalTarget,
     drafter: DraftModelProposer | None,
     about: str,
     folder: Path,
@@ -237,7 +237,7 @@ def _measured(
 
 def _engine(
     setup: Setup,
-    target: TorchTarget,
+    target: LocalTarget,
     proposers: Mapping[str, Proposer],
     cost: CostModel,
     stored_at: Path | None,
@@ -273,7 +273,7 @@ def _engine(
 
 
 def _sized(
-    config: TorchEngineConfig,
+    config: LocalEngineConfig,
     limits: LimitsConfig,
     models: Sequence[tuple[Path, torch.device]],
     dtype: torch.dtype,

@@ -55,7 +55,7 @@ def choose_cache(
     """The cache for these models together.
 
     models: the folder of each model, the target first, and its device. kv_cache, weights: see
-    `config.TorchEngineConfig`. has_blocks: whether OpenVINO computes all models, on one device.
+    `config.LocalEngineConfig`. has_blocks: whether OpenVINO computes all models, on one device.
 
     Raises ConfigError.
     """

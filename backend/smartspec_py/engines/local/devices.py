@@ -19,7 +19,7 @@ from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.runtimes.machine import cpu_has
 
 if TYPE_CHECKING:
-    from smartspec_py.config import TorchEngineConfig
+    from smartspec_py.config import LocalEngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Devices:
         return ", draft on ".join(dict.fromkeys(kinds))
 
 
-def place(config: TorchEngineConfig) -> Devices:
+def place(config: LocalEngineConfig) -> Devices:
     """Raises ConfigError, with the key, the value and the range."""
     target = _device("device", config.device)
     if config.draft_device is None:

@@ -31,7 +31,7 @@ from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
 from smartspec_py.engines.runtimes.runner import FP8, PYTORCH, Runner, RunnerConfig
 
 if TYPE_CHECKING:
-    from smartspec_py.config import LimitsConfig, TorchEngineConfig
+    from smartspec_py.config import LimitsConfig, LocalEngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Setup:
     run_config: how the target runs. memory: of its cache and those of its proposers.
     """
 
-    config: TorchEngineConfig
+    config: LocalEngineConfig
     limits: LimitsConfig
     devices: Devices
     tokenizer: Tokenizer

@@ -23,7 +23,7 @@ from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.runner import FP8, Runner, RunnerConfig
 
 if TYPE_CHECKING:
-    from smartspec_py.config import TorchEngineConfig
+    from smartspec_py.config import LocalEngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ def named(key: str) -> Iterator[None]:
         raise ConfigError(f"engine.json: {key}: {error}") from error
 
 
-def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
+def uses_graphs(config: LocalEngineConfig, device: torch.device) -> bool:
     """Whether passes are captured as CUDA graphs; never on a CPU."""
     return config.cuda_graphs and device.type == "cuda"
 
 
-def load(key: str, run_config: RunnerConfig, config: TorchEngineConfig) -> Runner:
+def load(key: str, run_config: RunnerConfig, config: LocalEngineConfig) -> Runner:
     """Load a runner. Raises ConfigError, with the key's name, if the engine cannot serve the
     model."""
     with named(key):
@@ -73,7 +73,7 @@ def _only_openvino(value: str, other: str) -> ConfigError:
     )
 
 
-def has_blocks(folder: Path, device: torch.device, config: TorchEngineConfig, max_len: int) -> bool:
+def has_blocks(folder: Path, device: torch.device, config: LocalEngineConfig, max_len: int) -> bool:
     """Whether OpenVINO will compute this model. Raises ModelError."""
     return config.runtime != "torch" and not _no_openvino(folder, device, max_len)
 

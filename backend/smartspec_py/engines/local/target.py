@@ -70,7 +70,7 @@ class _Item:
     scored: Sequence[int] = ()
 
 
-class TorchTarget(CachedModel[_TargetSequence]):
+class LocalTarget(CachedModel[_TargetSequence]):
     """A Hugging Face causal language model as a `Target`."""
 
     def __init__(
@@ -83,7 +83,7 @@ class TorchTarget(CachedModel[_TargetSequence]):
         long_prompt: int | None = None,
     ) -> None:
         """long_prompt: sequences whose prompts have at least so many tokens are attended together,
-        as `config.TorchEngineConfig.long_prompt` says; None if there are none."""
+        as `config.LocalEngineConfig.long_prompt` says; None if there are none."""
         self._long_prompt = math.inf if long_prompt is None else long_prompt
         most = capabilities.max_sequences
         super().__init__(runner, most, reuses_prefixes=reuses_prefixes, memory=memory)

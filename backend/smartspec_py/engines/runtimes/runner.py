@@ -36,11 +36,11 @@ class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
-    weights, kv_cache: see `config.TorchEngineConfig`; weights of a loaded runner are not auto.
+    weights, kv_cache: see `config.LocalEngineConfig`; weights of a loaded runner are not auto.
     num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
     cache_bytes: memory for keys and values of a runner with blocks. keeps_4_bits: use matrices that
     a checkpoint has in 4 bits as they are, unless weights are stored, where the runner can; of a
-    loaded runner, whether it does. weights_cache_bytes: see `config.TorchEngineConfig`.
+    loaded runner, whether it does. weights_cache_bytes: see `config.LocalEngineConfig`.
     """
 
     path: Path

@@ -13,7 +13,7 @@ that sum in different orders, so each kind of token is always computed by the sa
   and with widths that none of GROUPS divides.
 - Tokens of a prompt are attended together, at least two at a time: of a single one, there is a copy
   behind it, whose key the next pass overwrites. So are all tokens of a row with a long prompt, see
-  `TorchTarget`.
+  `LocalTarget`.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
   computed again when the block gets more tokens.
 - All other tokens, generated ones and drafts behind short prompts, are attended as separate

@@ -1,4 +1,4 @@
-"""The PyTorch engine against Transformers itself, token by token; and prefix reuse against none.
+"""The local engine against Transformers itself, token by token; and prefix reuse against none.
 
 The reference computes every token by a full pass without cache and with Transformers' own
 attention, so it shares neither the packing, nor the rows, nor the mask with what is tested.
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_models import (
+from local_models import (
     MAX_DRAFT_LEN,
     MAX_LEN,
     OPENVINO,
@@ -33,7 +33,7 @@ from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Prefill, SequenceStart, Verify, Work
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
@@ -51,7 +51,7 @@ class Driver:
     num_cached: tokens that were found in the cache, by sequence.
     """
 
-    def __init__(self, target: TorchTarget, proposer: DraftModelProposer, seed: int) -> None:
+    def __init__(self, target: LocalTarget, proposer: DraftModelProposer, seed: int) -> None:
         self.target, self.proposer = target, proposer
         self.rng = random.Random(seed)
         self.tokens: dict[int, list[int]] = {}
@@ -407,7 +407,7 @@ def test_prefix_reuse_changes_no_text(kind: str) -> None:
 
 
 def write(
-    target: TorchTarget,
+    target: LocalTarget,
     sequence: int,
     tokens: list[int],
     num_tokens: int,

@@ -23,7 +23,7 @@ from smartspec_py.engines.cache.blocks import BlockPool
 from smartspec_py.engines.cache.cached_model import CachedModel
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
-from smartspec_py.engines.local.target import TorchTarget
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
@@ -107,7 +107,7 @@ def make_runner(
 
 def make_target(
     kind: str, *, reuses_prefixes: bool = True, max_sequences: int = MAX_SEQUENCES
-) -> TorchTarget:
+) -> LocalTarget:
     runner = make_runner(make_model(kind), max_sequences, kind.startswith(OPENVINO))
     capabilities = TargetCapabilities(
         max_sequences=max_sequences,
@@ -119,10 +119,10 @@ def make_target(
         vocab_size=VOCAB_SIZE,
         bytes_per_token=runner.bytes_per_token,
     )
-    return TorchTarget(runner, capabilities, reuses_prefixes=reuses_prefixes)
+    return LocalTarget(runner, capabilities, reuses_prefixes=reuses_prefixes)
 
 
-def poll(target: TorchTarget, *work: Work) -> list[Event]:
+def poll(target: LocalTarget, *work: Work) -> list[Event]:
     """The events of this work, which is one pass."""
     target.submit(work)
     return target.poll(0.0)

@@ -1,4 +1,4 @@
-"""Building the PyTorch engine: what it must not leave behind."""
+"""Building the local engine: what it must not leave behind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from smartspec_py.config import LimitsConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, LocalEngineConfig
 from smartspec_py.defaults import DRAFT_MODEL, ConfigError
-from smartspec_py.engines.local import build as build_torch
+from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.serving import build
@@ -25,8 +25,8 @@ PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 LIMITS = LimitsConfig(max_sequences=2, max_context_len=64, max_draft_len=2, prefill_chunk=16)
 
 
-def config(draft: str = "draft", **changes: Any) -> TorchEngineConfig:
-    return TorchEngineConfig(
+def config(draft: str = "draft", **changes: Any) -> LocalEngineConfig:
+    return LocalEngineConfig(
         **{
             "model": str(PAIR / "target"),
             "draft": str(PAIR / draft),
@@ -46,9 +46,9 @@ def test_a_pair_that_openvino_computes(monkeypatch: pytest.MonkeyPatch, tmp_path
         seen.append(threading.current_thread())
         return profiled(*args, **options)
 
-    profiled = build_torch.cached_profile
-    monkeypatch.setattr(build_torch, "cached_profile", cached_profile)
-    engine = build_torch.build_torch(config(weights="int8", num_threads=2), LIMITS, tmp_path)
+    profiled = build_local.cached_profile
+    monkeypatch.setattr(build_local, "cached_profile", cached_profile)
+    engine = build_local.build_local(config(weights="int8", num_threads=2), LIMITS, tmp_path)
     engine.target.close()
     (thread,) = seen
     assert thread is not threading.current_thread()
@@ -62,7 +62,7 @@ def test_a_cache_of_8_bits_has_a_profile_of_its_own(tmp_path: Path) -> None:
     engines = []
     for kv_cache in ("auto", "u8"):
         given = config(dtype="float32", kv_cache=kv_cache, profile_cache=str(tmp_path))
-        engines.append(build_torch.build_torch(given, LIMITS, tmp_path))
+        engines.append(build_local.build_local(given, LIMITS, tmp_path))
         engines[-1].target.close()
     exact, rounded = engines
     assert exact.profile_path != rounded.profile_path
@@ -76,14 +76,14 @@ def test_a_cache_of_8_bits_has_a_profile_of_its_own(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.draft"):
-        build_torch.build_torch(config("nowhere"), LIMITS, tmp_path)
+        build_local.build_local(config("nowhere"), LIMITS, tmp_path)
     with pytest.raises(ConfigError, match=r"engine\.weights: int8 needs OpenVINO"):
-        build_torch.build_torch(config(weights="int8", runtime="torch"), LIMITS, tmp_path)
+        build_local.build_local(config(weights="int8", runtime="torch"), LIMITS, tmp_path)
     with pytest.raises(ConfigError, match=r"engine\.kv_cache: u8 needs OpenVINO .*: use auto"):
-        build_torch.build_torch(config(kv_cache="u8", runtime="torch"), LIMITS, tmp_path)
+        build_local.build_local(config(kv_cache="u8", runtime="torch"), LIMITS, tmp_path)
     limits = LIMITS.model_copy(update={"max_context_len": 10**6})
     with pytest.raises(ConfigError, match=r"fewer than the max_context_len of 1000000: lower it"):
-        build_torch.build_torch(config(), limits, tmp_path)
+        build_local.build_local(config(), limits, tmp_path)
 
 
 def test_libraries_are_imported_without_looking_for_garbage() -> None:
@@ -118,7 +118,7 @@ def test_weights_that_are_not_finite_are_refused(
     def build(changed: float) -> None:
         weights[name][3, 4:6] = changed
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        build_torch.build_torch(given, LIMITS, tmp_path).target.close()
+        build_local.build_local(given, LIMITS, tmp_path).target.close()
 
     build(torch.finfo(getattr(torch, dtype)).max)
     sentence = rf"engine\.{role}: {folder}: the weights {name} are not all finite in {dtype}: repl"
@@ -141,7 +141,7 @@ def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path: Path, is_damaged
         del weights[name]
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=sentence) as caught:
-        build_torch.build_torch(config(model=str(folder)), LIMITS, tmp_path)
+        build_local.build_local(config(model=str(folder)), LIMITS, tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -181,9 +181,9 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
         raise RuntimeError("no kernel for this processor\nat core.cpp:117")
 
     monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.load_openvino_runner", fail)
-    engine = build_torch.build_torch(config(), LIMITS, tmp_path)
+    engine = build_local.build_local(config(), LIMITS, tmp_path)
     engine.target.close()
     assert engine.kernels.count("PyTorch") == 2
     assert "OpenVINO cannot compute target (no kernel for this processor): PyTorch" in caplog.text
     with pytest.raises(ConfigError, match=r"engine\.runtime: openvino cannot be used: no kernel"):
-        build_torch.build_torch(config(runtime="openvino"), LIMITS, tmp_path)
+        build_local.build_local(config(runtime="openvino"), LIMITS, tmp_path)
