@@ -46,7 +46,9 @@ class Endpoint:
         self.begin_s = int(time.time())
 
     async def check_key(self, request: Request) -> None:
-        """With keys, the request's one names its tenant. Raises ApiError."""
+        """Raises ApiError. `request.state.tenant` is the field that names the key's tenant; empty
+        without keys."""
+        request.state.tenant = {}
         keys = self.settings.api_keys
         if keys is None:
             return
@@ -78,7 +80,7 @@ class Endpoint:
             return json_bytes_response(found)
         self._log(route.path, found.ignored)
         writer = route.writer(found, self.prompts.token_bytes, self._num_tokens)
-        choices = [one | getattr(request.state, "tenant", {}) for one in found.choices]
+        choices = [choice | request.state.tenant for choice in found.choices]
         pieces = pieces_of(self.model, choices, found.grammar_field, route.body.names)
         if not found.stream:
             document = await until_gone(request.receive, writer.whole(pieces))
