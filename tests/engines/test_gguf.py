@@ -35,6 +35,7 @@ from smartspec_py.engines.checkpoints.gguf.config import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.header import read_header
 from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
+from smartspec_py.engines.checkpoints.pair import check_pair
 from smartspec_py.engines.checkpoints.supported import ModelError, check_files
 from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
 from smartspec_py.engines.local.build import build_local
@@ -429,6 +430,13 @@ def test_damaged_and_ambiguous_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").write_bytes(whole)
     with pytest.raises(ConfigError, match="has 2 GGUF files: give the path of one"):
         model_folder(tmp_path)
+
+
+def test_a_pair_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    """And not by the folder in the cache, which no one has heard of."""
+    write(tmp_path / "m.gguf", fields())
+    with pytest.raises(ModelError, match=r"^the target m\.gguf supports \d+ positions, fewer than"):
+        check_pair(model_folder(tmp_path / "m.gguf"), None, 1_000_000)
 
 
 def test_a_file_behind_links(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def _memory(
             folders[key], gguf = each.folder, gguf_of(weights[key])
             if gguf:
                 start, folders[key] = temporary / f"{key}.gguf", temporary / key
-                names[str(start)] = str(each.name)
+                names[str(start)] = names[start.name] = str(each.name)
                 each.write_start(gguf, start)
                 write_folder(start, folders[key])
             names[str(folders[key])] = str(each.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.supported import (
     ModelError,
     check_files,
@@ -78,7 +79,7 @@ def check_pair_settings(
     """The part of `check_pair` that needs no weights. Raises ModelError."""
     for role, folder in (("target", target_dir), ("draft", draft_dir)):
         if folder is not None:
-            check_model(f"the {role} {folder}", folder)
+            check_model(_named(role, folder), folder)
     target = _read_model("target", target_dir, max_context_len)
     _check_context(target, max_context_len)
     if draft_dir is None:
@@ -96,8 +97,14 @@ def check_pair_files(target_dir: Path, draft_dir: Path | None) -> None:
     ModelError."""
     for role, folder in (("target", target_dir), ("draft", draft_dir)):
         if folder is not None:
-            check_files(f"the {role} {folder}", folder)
-            _check_has_tokenizer(f"the {role} {folder}", folder)
+            check_files(_named(role, folder), folder)
+            _check_has_tokenizer(_named(role, folder), folder)
+
+
+def _named(role: str, folder: Path) -> str:
+    """For messages. A folder that was made of a GGUF file has the name of the file."""
+    is_made = (folder / INDEX).is_file()
+    return f"the {role} {f'{folder.name}.gguf' if is_made else folder}"
 
 
 def _check_has_tokenizer(name: str, folder: Path) -> None:
@@ -112,7 +119,7 @@ def _read_model(
     role: str, folder: Path, max_context_len: int | None, tokenizer: _Tokenizer | None = None
 ) -> _Model:
     """tokenizer: if it is already known."""
-    name = f"the {role} {folder}"
+    name = _named(role, folder)
     config = _read_config(name, folder)
     _check_layers(name, config, max_context_len)
     tokenizer = tokenizer or _read_tokenizer(name, folder)
