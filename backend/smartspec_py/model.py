@@ -30,7 +30,7 @@ from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.phases import LIBRARIES, begin
 from smartspec_py.faults import sentence
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
+from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link, report_of
 from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
@@ -67,16 +67,16 @@ class TritonSink:
 
 
 class TritonLog(logging.Handler):
-    """Python's log records in Triton's log and, during the start, its phases over the link."""
+    """Python's log records in Triton's log and, during the start, its phases and this package's
+    warnings over the link."""
 
     def __init__(self, link: BackendEnd | None) -> None:
         super().__init__()
         self.link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        phase = getattr(record, "phase", None)
-        if self.link is not None and phase is not None:
-            self.link.send(phase)
+        if self.link is not None and (report := report_of(record)) is not None:
+            self.link.send(report)
         if record.levelno < logging.INFO:
             return
         if record.levelno >= logging.ERROR:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,3 +119,18 @@ def test_the_line_of_a_ready_server_says_what_the_cache_may_take() -> None:
     )
     assert foreground.served_text({**facts, "policy": "none"}) == f"{served}, policy none"
     assert "KV cache" not in foreground.served_text({"model": "llama"})
+
+
+def test_warnings_of_the_start_are_shown_when_it_is_over() -> None:
+    shown = io.StringIO()
+    server: Any = SimpleNamespace(
+        wait_ready=lambda _: None,
+        log_path="t.log",
+        facts={"model": "llama"},
+        notices=["other programs were busy"],
+    )
+    foreground.wait_with_progress(server, Console(file=shown))
+    ready, warning, served = shown.getvalue().splitlines()
+    assert ready.startswith("Triton is ready after ")
+    assert warning == "Warning: other programs were busy"
+    assert served.startswith("Serving llama, ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import time
@@ -16,7 +17,7 @@ from smartspec_launch import link
 from smartspec_launch.link import LauncherEnd
 from smartspec_py.config import LimitsConfig
 from smartspec_py.engines.phases import Phase
-from smartspec_py.serving.link import LINK_VARIABLE, Beat, News, inherited_link
+from smartspec_py.serving.link import LINK_VARIABLE, Beat, News, Notice, inherited_link, report_of
 
 WAIT_S = 10.0
 BEAT = Beat(os.getpid(), num_open=2)
@@ -112,16 +113,38 @@ def test_a_process_that_ends_is_dead_at_once_although_triton_holds_its_link() ->
 
 
 def test_the_start_is_told() -> None:
-    """The newest phase, and the reason of a failure."""
+    """The newest phase, all warnings, and the reason of a failure."""
     with Backend(SILENCE) as backend:
         launcher = backend.launcher
         assert launcher.phase == Phase("starting Triton")
         for phase in (Phase("reading weights", 0.5, 1000), Phase("measuring costs")):
             backend.end.send(phase)
             look_until(launcher, lambda phase=phase: launcher.phase == phase)
+        for text in ("the machine is busy", "the profile cannot be stored"):
+            backend.end.send(Notice(text))
+        look_until(launcher, lambda: len(launcher.notices) == 2)
+        assert launcher.notices == ["the machine is busy", "the profile cannot be stored"]
         assert launcher.beat is None
         backend.end.send(News(error="x" * 99_999 + "why"))
         look_until(launcher, lambda: launcher.news.error.endswith("why"))
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "extra", "report"),
+    [
+        ("smartspec_py.engines.profile", logging.WARNING, {}, Notice("3 of 4")),
+        ("smartspec_py.engines.profile", logging.INFO, {}, None),
+        ("transformers.modeling_utils", logging.WARNING, {}, None),
+        ("smartspec_py.engines.phases", logging.DEBUG, {"phase": Phase("x")}, Phase("x")),
+    ],
+)
+def test_phases_and_own_warnings_are_for_people(
+    name: str, level: int, extra: dict[str, Phase], report: Phase | Notice | None
+) -> None:
+    record = logging.getLogger(name).makeRecord(
+        name, level, "f.py", 1, "%d of %d", (3, 4), None, extra=extra
+    )
+    assert report_of(record) == report
 
 
 def test_a_beat_behind_the_last_one_changes_nothing() -> None:

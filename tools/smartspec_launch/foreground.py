@@ -54,8 +54,8 @@ def _serve_until_signal(server: TritonServer, console: Console) -> int:
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:
-    """Wait until the server is ready, and show its phases meanwhile. Then print the start time and
-    what is served."""
+    """Wait until the server is ready, and show its phases meanwhile. Then print the start time,
+    warnings, and what is served."""
     start = time.monotonic()
     with PhaseDisplay(console) as display:
         server.wait_ready(display.show)
@@ -63,7 +63,8 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
         f"Triton is ready after {time.monotonic() - start:.1f} s; log: {server.log_path}",
         soft_wrap=True,
     )
-    console.print(served_text(server.facts), soft_wrap=True, highlight=False, markup=False)
+    lines = [f"Warning: {text}" for text in server.notices] + [served_text(server.facts)]
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def served_text(facts: Mapping[str, Any]) -> str:

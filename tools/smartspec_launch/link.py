@@ -39,6 +39,9 @@ class LauncherEnd:
         self.phase = Phase("starting Triton")
         """How far the start is."""
 
+        self.notices: list[str] = []
+        """Warnings of the start, in their order."""
+
         self.news = News()
         """Why the start fails."""
 
@@ -118,6 +121,8 @@ class LauncherEnd:
                 kind, fields = json.loads(message)
                 if kind == "phase":
                     self.phase = Phase(**fields)
+                elif kind == "notice":
+                    self.notices.append(fields["text"])
                 elif kind == "news":
                     self.news = News(**fields)
                 elif self.beat is None or not self.beat.is_ended or fields["is_ended"]:

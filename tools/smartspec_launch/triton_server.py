@@ -240,6 +240,11 @@ class TritonServer:
         return {} if self._link.beat is None else self._link.beat.facts
 
     @property
+    def notices(self) -> Sequence[str]:
+        """Warnings of the start, for people."""
+        return self._link.notices
+
+    @property
     def context_len(self) -> int:
         """Prompt and generated tokens of one request, of a server that is ready."""
         return int(self.facts.get("context_len", self._config.limits.context_len))

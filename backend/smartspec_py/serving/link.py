@@ -4,8 +4,8 @@ tritonserver inherits the backend's end, and its Python process inherits it from
 environment variable LINK_VARIABLE has its descriptor. The link has no address, so other processes
 cannot connect to it.
 
-    backend to launcher     `Phase` and `News` during the start, then a `Beat` every BEAT_S, all
-                            in JSON
+    backend to launcher     `Phase`, `Notice` and `News` during the start, then a `Beat` every
+                            BEAT_S, all in JSON
     launcher to backend     DRAIN
 
 If the launcher is killed, its end is closed. The backend then kills Triton's whole process group,
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -38,9 +39,18 @@ Triton's shared memory regions."""
 BEAT_S = 0.25
 
 DRAIN = b"drain"
+OWN = "smartspec_py."
+"""The names of this package's loggers begin with it."""
 SHM_FOLDER = Path("/dev/shm")
 _MAX_BYTES = 65_536
 _MAX_TEXT = 4000
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A warning of the start, for people."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class BackendEnd:
                     self._on_orphaned()
                     return
 
-    def send(self, report: Beat | News | Phase) -> None:
+    def send(self, report: Beat | News | Notice | Phase) -> None:
         """Send a message now. Any thread may call it."""
         fields = {
             name: value[-_MAX_TEXT:] if isinstance(value, str) else value
@@ -133,6 +143,15 @@ class BackendEnd:
         message = json.dumps([type(report).__name__.lower(), fields])
         with contextlib.suppress(OSError):  # the launcher is suspended or has ended
             self._socket.send(message.encode(), socket.MSG_DONTWAIT)
+
+
+def report_of(record: logging.LogRecord) -> Phase | Notice | None:
+    """What a record of the log tells people during the start. Those of other packages are for
+    developers."""
+    phase: Phase | None = getattr(record, "phase", None)
+    if phase is None and record.levelno == logging.WARNING and record.name.startswith(OWN):
+        return Notice(record.getMessage())
+    return phase
 
 
 def received(source: socket.socket) -> bytes:
