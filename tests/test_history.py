@@ -165,7 +165,7 @@ def test_a_longer_match_in_the_history_is_used() -> None:
     learn(proposer, 0, "abcdefgh", "s")
     assert drafts(proposer, 1, "Xabcd", "s") == "efgh"
     assert proposer.cohort(1) == HISTORY + "4 tokens once"
-    assert proposer.hindsight(1, letters("Xabcd"), letters("efX")) == (3, 2)
+    assert proposer.counterfactual(1, letters("Xabcd"), letters("efX")) == (3, 2)
     assert drafts(proposer, 2, "cdQcd", "s") == "QcdQ"  # 2 tokens in both: its own text
     assert drafts(proposer, 3, "bcdQbcd", "s") == "Qbcd"  # 3 in both: its own text
     assert proposer.cohort(3) == "3 tokens"

@@ -176,7 +176,7 @@ def test_equals_a_search_however_the_text_grew(
         assert draft.tokens == expected
 
 
-def test_hindsight_is_what_a_verification_would_have_said() -> None:
+def test_the_counterfactual_is_what_a_verification_would_have_said() -> None:
     """Texts of two letters repeat themselves often, and seldom for long."""
     rng = random.Random(3)
     num_right = num_wrong = 0
@@ -194,7 +194,7 @@ def test_hindsight_is_what_a_verification_would_have_said() -> None:
             ),
             len(drafts),
         )
-        assert proposer.hindsight(sequence, tokens, generated) == (len(drafts), right)
+        assert proposer.counterfactual(sequence, tokens, generated) == (len(drafts), right)
         num_right += right > 0
         num_wrong += right < len(drafts)
     assert num_right > 50

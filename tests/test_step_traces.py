@@ -39,7 +39,7 @@ def random_views(rng: np.random.Generator) -> list[SequenceView]:
                     DraftOption(
                         max_draft_len=most,
                         accept_probs=tuple(rng.random(most).tolist()),
-                        draft_lag=int(rng.integers(0, 100)),
+                        draft_prefill_len=int(rng.integers(0, 100)),
                         has_draft_passes=bool(rng.random() < 0.7),
                     ),
                 ),

@@ -73,7 +73,13 @@ def _can_do(view: SequenceView) -> list[tuple[float, float, float, float, float]
             survives *= way.accept_probs[k - 1]
             gained += survives
             found.append(
-                (k, (way.depth or k) * way.has_draft_passes, gained, way.draft_lag, way.draft_s)
+                (
+                    k,
+                    (way.depth or k) * way.has_draft_passes,
+                    gained,
+                    way.draft_prefill_len,
+                    way.draft_s,
+                )
             )
     return found
 

@@ -24,13 +24,13 @@ def view(
     *others: DraftOption,
     max_draft_len: int = 4,
     accept_probs: Sequence[float] | None = None,
-    draft_lag: int = 0,
+    draft_prefill_len: int = 0,
     has_draft_passes: bool = True,
     **changes: object,
 ) -> SequenceView:
     """others: options beside the first."""
     probs = accept_probs or (accept_prob,) * 64
-    options = (DraftOption(max_draft_len, probs, draft_lag, has_draft_passes), *others)
+    options = (DraftOption(max_draft_len, probs, draft_prefill_len, has_draft_passes), *others)
     base = SequenceView(sequence, 10, 100, "goodput", options)
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ def test_fixed_and_none_rows_beside_a_goodput_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft_lag", "remaining", "draft_len", "expected_s"),
+    ("draft_prefill_len", "remaining", "draft_len", "expected_s"),
     [
         (0, 100, 1, 1.1),
         # 0.05 s * 20 tokens, spread over the 50 steps of 100 tokens, is 0.02: 1.5/1.12
@@ -120,10 +120,12 @@ def test_fixed_and_none_rows_beside_a_goodput_row() -> None:
     ],
 )
 def test_catching_up_is_charged(
-    draft_lag: int, remaining: int, draft_len: int, expected_s: float
+    draft_prefill_len: int, remaining: int, draft_len: int, expected_s: float
 ) -> None:
     cost = replace(FLAT_COST, catch_up_s=0.05)
-    stale = view(accept_prob=0.5, max_draft_len=1, draft_lag=draft_lag, remaining=remaining)
+    stale = view(
+        accept_prob=0.5, max_draft_len=1, draft_prefill_len=draft_prefill_len, remaining=remaining
+    )
     chosen = plan([stale], cost)
     assert lengths(chosen) == [draft_len]
     assert chosen.expected_s == pytest.approx(expected_s)

@@ -51,7 +51,7 @@ def test_options_of_a_chain() -> None:
     trees = tree_options([chain, short, free], 0.4, 20, 0.01)
     assert [[tree.depth for tree in of_one] for of_one in trees] == [[1, 2, 3], [1], [3]]
     deep = trees[0][2]
-    assert (deep.max_draft_len, deep.draft_lag, deep.proposer) == (20, 7, "heads")
+    assert (deep.max_draft_len, deep.draft_prefill_len, deep.proposer) == (20, 7, "heads")
     assert deep.draft_s == pytest.approx(0.13)
     survivals = np.cumprod(deep.accept_probs)
     assert survivals[:2] == pytest.approx([0.5, 0.2])

@@ -607,21 +607,23 @@ def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     driver.begin(0, list(range(9)))
     tokens = driver.tokens[0]
     assert proposer.num_available(0, tokens, SamplingParams()) == 0
-    assert proposer.draft_lag(0, 9) == 8
+    assert proposer.draft_prefill_len(0, 9) == 8
     for work in (Prefill(0, tuple(tokens), 0, True), *[Decode(0, 1)] * 6):
         (event,) = poll(target, work)
         proposer.observe(0, 0, event.hidden)
         tokens += event.tokens
     assert len(tokens) == 16
     assert proposer.num_available(0, tokens, SamplingParams()) == MAX_DRAFT_LEN
-    assert proposer.draft_lag(0, 16) == 3
+    assert proposer.draft_prefill_len(0, 16) == 3
     driver.first[0] = 12
     (draft,) = proposer.propose([DraftTask(0, tokens, 9, 3, GREEDY)])
     assert list(draft.tokens) == driver.expected(0, 3)
     assert proposer.num_cached(0, 16) > 0
     proposer.release(0)
     proposer.observe(0, 0, event.hidden)
-    assert (proposer.draft_lag(0, 16), proposer.num_cached(0, 16)) == (0, 0), "nothing is cached"
+    assert (proposer.draft_prefill_len(0, 16), proposer.num_cached(0, 16)) == (0, 0), (
+        "nothing is cached"
+    )
 
 
 def test_states_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,18 +202,18 @@ def test_a_draft_is_the_same_for_every_draft_length_and_start(seed, draft_len, n
 def test_lag_is_what_was_not_read():
     """The numbers of FakeProposer's docstring."""
     guess = proposer(0.5)
-    assert guess.draft_lag(1, 3) == 3
+    assert guess.draft_prefill_len(1, 3) == 3
     guess.propose([task(3, 4)])
     guess.observe(1, num_accepted=2)
-    assert guess.draft_lag(1, 6) == 0
-    assert guess.draft_lag(1, 11) == 5
+    assert guess.draft_prefill_len(1, 6) == 0
+    assert guess.draft_prefill_len(1, 11) == 5
     assert guess.num_sequences == 1
     with pytest.raises(KeyError):
         guess.observe(2, num_accepted=0)
     guess.release(1)
     guess.release(1)
     assert guess.num_sequences == 0
-    assert guess.draft_lag(1, 11) == 11
+    assert guess.draft_prefill_len(1, 11) == 11
 
 
 def test_a_proposal_lasts_its_passes_and_the_catch_up():

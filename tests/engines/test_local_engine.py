@@ -188,14 +188,14 @@ def test_lag_is_what_the_draft_has_not_read() -> None:
     10 were read: nothing is missed. After 5 tokens without drafts, 5 are."""
     proposer = make_proposer("llama")
     tokens = list(range(9))
-    assert proposer.draft_lag(0, 9) == 8
+    assert proposer.draft_prefill_len(0, 9) == 8
     (draft,) = proposer.propose([DraftTask(0, tokens, 9, 3, GREEDY)])
     assert len(draft.tokens) == 3
     proposer.observe(0, 1)
-    assert proposer.draft_lag(0, 11) == 0
-    assert proposer.draft_lag(0, 16) == 5
+    assert proposer.draft_prefill_len(0, 11) == 0
+    assert proposer.draft_prefill_len(0, 16) == 5
     proposer.release(0)
-    assert proposer.draft_lag(0, 16) == 15
+    assert proposer.draft_prefill_len(0, 16) == 15
     assert proposer.num_available(0, tokens, SamplingParams()) == MAX_DRAFT_LEN
 
 

@@ -21,7 +21,7 @@ from smartspec_py.engines.decoding.sampling import (
 )
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import Draft, Tree
-from smartspec_py.engines.drafts.growing import GrowingTrees
+from smartspec_py.engines.drafts.growing import TreeTensors
 from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.runtimes.runner import RowInput
 
@@ -206,7 +206,7 @@ def test_the_best_guess_is_the_draft_of_a_chain(sampling: SamplingParams) -> Non
 def test_growing_trees() -> None:
     """Two trees of width 2. In the second, one guess has no second best."""
     inf, log = torch.inf, torch.tensor
-    trees = GrowingTrees(2, torch.device("cpu"))
+    trees = TreeTensors(2, torch.device("cpu"))
     ends = trees.grow(log([[[5, 6]], [[7, 8]]]), log([[[-0.1, -2.0]], [[0.0, -inf]]]))
     assert [each.tolist() for each in ends] == [[[5, 6], [7, 8]], [[0, 0], [0, 0]]]
     guesses = log([[[1, 2], [3, 4]], [[1, 2], [3, 4]]])
@@ -224,7 +224,7 @@ def test_a_tree_has_the_parents_of_its_nodes(far: float, best: float) -> None:
     numbers: every number of nodes is a tree, and no path is longer than the planned depth."""
     torch.manual_seed(3)
     depth, width = 5, 8
-    trees = GrowingTrees(3, torch.device("cpu"))
+    trees = TreeTensors(3, torch.device("cpu"))
     for level in range(depth):
         shape = (3, trees.num_ends, width)
         log_probs = torch.randn(shape).sub(8).mul(100).sort(-1, descending=True).values

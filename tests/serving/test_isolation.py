@@ -97,7 +97,7 @@ CALLS: list[tuple[Any, str]] = [
     (DraftModelProposer, "num_available"),
     (DraftModelProposer, "propose"),
     (DraftModelProposer, "observe"),
-    (DraftModelProposer, "draft_lag"),
+    (DraftModelProposer, "draft_prefill_len"),
     (DraftModelProposer, "release"),
     (PromptLookupProposer, "num_available"),
     (PromptLookupProposer, "cohort"),

@@ -236,11 +236,11 @@ def test_a_draft_knows_what_it_has_missed() -> None:
     """All of the prompt at first; nothing behind a step of its own; all since then later on."""
     pair = Pair(accept_prob=1.0)
     prompt = PROMPTS[5]
-    assert pair.proposer.draft_lag(1, len(prompt)) == len(prompt) - 1
+    assert pair.proposer.draft_prefill_len(1, len(prompt)) == len(prompt) - 1
     pair.proposer.propose([DraftTask(1, prompt, len(prompt), 3, SamplingParams())])
     pair.proposer.observe(1, 3)
-    assert pair.proposer.draft_lag(1, len(prompt) + 4) == 0
-    assert pair.proposer.draft_lag(1, len(prompt) + 40) == 36
+    assert pair.proposer.draft_prefill_len(1, len(prompt) + 4) == 0
+    assert pair.proposer.draft_prefill_len(1, len(prompt) + 40) == 36
     pair.proposer.release(1)
     assert not pair.proposer._num_cached
     assert pair.proposer.num_available(1, range(597), SamplingParams()) == 3

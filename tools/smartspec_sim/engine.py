@@ -177,7 +177,7 @@ class SimProposer(Proposer):
         has_drafts = self._has_passes or self._name in self._texts[sequence].runs
         return self.capabilities.max_draft_len if has_drafts else 0
 
-    def hindsight(
+    def counterfactual(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
         """See `Proposer`."""
@@ -188,7 +188,7 @@ class SimProposer(Proposer):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         if self._has_passes:
-            lags = [self.draft_lag(task.sequence, len(task.tokens)) for task in tasks]
+            lags = [self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks]
             self._clock.sleep(drafting_s(self._cost, [task.draft_len for task in tasks], lags))
             for task in tasks:
                 known = len(task.tokens)
@@ -203,7 +203,7 @@ class SimProposer(Proposer):
             # The draft model never computed the last draft it proposed.
             self._num_computed_tokens[sequence] = num_known + min(num_accepted, num_drafted - 1)
 
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+    def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         """Draft lag as in a draft model: the first draft pass itself computes the last known
         token."""
         lag = context_len - 1 - self._num_computed_tokens.get(sequence, 0)

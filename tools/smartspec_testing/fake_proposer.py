@@ -29,11 +29,11 @@ class FakeProposer(Proposer):
     Whether the draft at a position is right is a hash of seed, text and position. It does not
     depend on the draft length, the load or the sequence's number.
 
-    The lag is that of a draft model's cache. To propose after n known tokens reads those n; when a
-    of the drafts were accepted, `observe` adds a + 1, because the next proposal begins with the
-    target's own token. So with (3, 4, 21) known, `draft_lag` is 3 at first. After 4 drafts of which
-    2 are accepted, 6 tokens are known and read, and the lag is 0. After 5 steps without a proposal
-    it is 5.
+    What it must read first is as with a draft model's cache. To propose after n known tokens reads
+    those n; when a of the drafts were accepted, `observe` adds a + 1, because the next proposal
+    begins with the target's own token. So with (3, 4, 21) known, `draft_prefill_len` is 3 at first.
+    After 4 drafts of which 2 are accepted, 6 tokens are known and read, and it is 0. After 5 steps
+    without a proposal it is 5.
 
     A proposal takes `cost.draft_s` for each of its passes and `cost.catch_up_s` for each token of
     lag.
@@ -79,7 +79,7 @@ class FakeProposer(Proposer):
             return 0.0
         lengths = [task.draft_len for task in tasks]
         passes = range(1, max(lengths, default=0) + 1)
-        lag = sum(self.draft_lag(task.sequence, len(task.tokens)) for task in tasks)
+        lag = sum(self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks)
         passes_s = sum(self._cost.draft_s(sum(k >= p for k in lengths)) for p in passes)
         return passes_s + self._cost.catch_up_s * lag
 
@@ -107,7 +107,7 @@ class FakeProposer(Proposer):
         """Raises KeyError if nothing was proposed."""
         self._num_read[sequence] += num_accepted + 1
 
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+    def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         return max(context_len - self._num_read.get(sequence, 0), 0)
 
     def release(self, sequence: SequenceId) -> None:

@@ -166,8 +166,8 @@ class DraftOption(NamedTuple):
         is accepted, given that all earlier drafts of the step were accepted. For a tree, products
         of the first n are the probability of the path to node n; see `core.plan.trees`. An array is
         faster to read than a tuple.
-    draft_lag: tokens that the proposer must process before it can propose. 0 if its cache is up to
-        date, or if it processes the few missing tokens as part of drafting.
+    draft_prefill_len: tokens that the proposer must process before it can propose. 0 if its cache
+        is up to date, or if it processes the few missing tokens as part of drafting.
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
     draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
     proposer: its name; empty if there is none. The planner does not use it.
@@ -177,7 +177,7 @@ class DraftOption(NamedTuple):
 
     max_draft_len: int
     accept_probs: Sequence[float] | NDArray[np.float64]
-    draft_lag: int = 0
+    draft_prefill_len: int = 0
     has_draft_passes: bool = True
     draft_s: float = 0.0
     proposer: str = ""

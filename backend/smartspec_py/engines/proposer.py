@@ -102,7 +102,7 @@ class Proposer(ABC):
         after every event with hidden states.
         """
 
-    def hindsight(
+    def counterfactual(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
         """Compare the drafts that it had after `tokens` with the tokens that were then generated,
@@ -118,13 +118,13 @@ class Proposer(ABC):
         if there are cohorts."""
         return ""
 
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+    def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         """The number of known tokens that `propose` must process before it can draft."""
         return 0
 
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:
         """Tokens of the sequence in its cache."""
-        return max(0, context_len - 1 - self.draft_lag(sequence, context_len))
+        return max(0, context_len - 1 - self.draft_prefill_len(sequence, context_len))
 
     def learn(  # noqa: B027
         self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, scope: str

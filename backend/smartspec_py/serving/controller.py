@@ -199,7 +199,7 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
             fixed_s += option.draft_s
             if option.has_draft_passes:
                 passes.append(option.depth or length)
-                lags.append(option.draft_lag)
+                lags.append(option.draft_prefill_len)
     num_late = len(lags) - lags.count(0)
     numbers = range(1, max(passes, default=0) + 1)
     rows = [sum([num >= number for num in passes]) for number in numbers]
@@ -235,5 +235,7 @@ def _no_drafts(views: Sequence[SequenceView]) -> dict[SequenceId, int]:
 def _probe_sequence(views: Sequence[SequenceView]) -> SequenceId | None:
     """The sequence whose first option costs least to start drafting: it has the lowest lag."""
     able = [v for v in views if v.options[0].max_draft_len and v.options[0].has_draft_passes]
-    chosen = min(able, key=lambda view: (view.options[0].draft_lag, view.sequence), default=None)
+    chosen = min(
+        able, key=lambda view: (view.options[0].draft_prefill_len, view.sequence), default=None
+    )
     return None if chosen is None else chosen.sequence

@@ -77,7 +77,7 @@ class Source:
                 DraftOption(
                     max_draft_len=nums[request.sequence],
                     accept_probs=of_request[: nums[request.sequence]],
-                    draft_lag=self._lag(request),
+                    draft_prefill_len=self._lag(request),
                     has_draft_passes=self._capabilities.has_passes,
                     draft_s=draft_s,
                     proposer=self.name,
@@ -130,7 +130,7 @@ class Source:
                 tokens, tree = self._trees[sequence]
                 counts = self._branches.observe(tokens, tree.parents, event.tokens)
         elif self.name in result.asked and not result.is_burst:
-            counts = self._proposer.hindsight(sequence, request.tokens, event.tokens)
+            counts = self._proposer.counterfactual(sequence, request.tokens, event.tokens)
         if not counts[0] and (not result.asked or self._capabilities.cohorts):
             return None
         return Trial(sequence, *counts, self._cohort(request))
@@ -185,8 +185,8 @@ class Source:
             self._proposer.learn(request.sequence, request.tokens, request.num_prompt, scope)
 
     def _lag(self, request: Request) -> int:
-        """`DraftOption.draft_lag`."""
-        lag = self._proposer.draft_lag(request.sequence, len(request.tokens))
+        """`DraftOption.draft_prefill_len`."""
+        lag = self._proposer.draft_prefill_len(request.sequence, len(request.tokens))
         return lag if lag > SHORT_LAG else 0
 
     def _cohort(self, request: Request) -> str:

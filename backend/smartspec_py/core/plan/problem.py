@@ -153,7 +153,7 @@ class PlanProblem:
 
 _OF_VIEW = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
 _OF_OPTION = attrgetter(
-    "max_draft_len", "accept_probs", "draft_lag", "has_draft_passes", "draft_s", "depth"
+    "max_draft_len", "accept_probs", "draft_prefill_len", "has_draft_passes", "draft_s", "depth"
 )
 
 

@@ -63,7 +63,7 @@ def tree_options(
                 tree = DraftOption(
                     max_draft_len=len(probs),
                     accept_probs=probs,
-                    draft_lag=chain.draft_lag,
+                    draft_prefill_len=chain.draft_prefill_len,
                     has_draft_passes=chain.has_draft_passes,
                     draft_s=chain.draft_s + depth * depth_s,
                     proposer=chain.proposer,

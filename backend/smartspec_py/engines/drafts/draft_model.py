@@ -2,7 +2,7 @@
 
 The draft model has its own cache. A sequence enters the cache when it first asks for
 drafts. So a request that never speculates costs the draft model nothing. Tokens that the cache
-missed (`draft_lag`) are prefilled first, in chunks; the planner charges for this.
+missed (`draft_prefill_len`) are prefilled first, in chunks; the planner charges for this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.cache.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.decoding.sampling import draft_tokens
 from smartspec_py.engines.draft import NO_DRAFT, Draft
-from smartspec_py.engines.drafts.growing import Chain, Chains, Group, Growing
+from smartspec_py.engines.drafts.growing import ChainGroup, DraftGroup, GrowingChain, GrowingDraft
 from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner
 
@@ -75,7 +75,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         needs_host = any(task.sampling.shapes_logits or task.depth for task in tasks)
         if self.runner.is_asynchronous and not needs_host:
             for group in groups:
-                assert isinstance(group, Chains), "trees need the host"
+                assert isinstance(group, ChainGroup), "trees need the host"
                 self._draft_on_device(group.chains)
         while growing := [(group, active) for group in groups if (active := group.active)]:
             logits = self._read([each for _, active in growing for each in active]).logits
@@ -91,7 +91,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         state.num_valid = state.num_known + num_accepted
         state.table.num_cached = min(state.table.num_cached, state.num_valid)
 
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+    def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         state = self._sequences.get(sequence)
         num_read = min(state.table.num_cached, state.num_valid) if state else 0
         return max(0, context_len - 1 - num_read)
@@ -104,10 +104,10 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         table.num_cached = min(table.num_cached, state.num_valid, len(table.tokens))
         self._free(sequence)
 
-    def _groups(self, tasks: Sequence[DraftTask]) -> list[Group]:
+    def _groups(self, tasks: Sequence[DraftTask]) -> list[DraftGroup]:
         """The drafts to grow, of sequences that have entered the cache."""
-        chains = [Chain(task, self._enter(task).history) for task in tasks]
-        return [Chains(chains)] if chains else []
+        chains = [GrowingChain(task, self._enter(task).history) for task in tasks]
+        return [ChainGroup(chains)] if chains else []
 
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The state of the sequence, updated with the task's tokens."""
@@ -145,7 +145,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
     def _lag(self, task: DraftTask) -> int:
         return len(task.tokens) - 1 - self._sequences[task.sequence].table.num_cached
 
-    def _draft_on_device(self, chains: Sequence[Chain]) -> None:
+    def _draft_on_device(self, chains: Sequence[GrowingChain]) -> None:
         """Draft all tokens, each pass with the tokens of the one before, without waiting for any.
         Drafts after an end token are computed in vain."""
         longest_first = sorted(chains, key=lambda chain: -chain.task.draft_len)
@@ -163,7 +163,9 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         for chain, tokens, length in zip(longest_first, drafts, lengths, strict=True):
             chain.on_device = tokens[:length]
 
-    def _read(self, growing: Sequence[Growing], last: torch.Tensor | None = None) -> PassOutput:
+    def _read(
+        self, growing: Sequence[GrowingDraft], last: torch.Tensor | None = None
+    ) -> PassOutput:
         """Process what is not read yet: known tokens, and then drafted ones. last: the last draft
         of each, if it is only on the device."""
         inputs = []

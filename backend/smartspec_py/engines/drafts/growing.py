@@ -27,7 +27,7 @@ NUM_TIMINGS = 5
 """How often drafting is timed. The fastest counts, because other processes only slow it down."""
 
 
-class Growing(Protocol):
+class GrowingDraft(Protocol):
     """A draft in progress, of a proposer that reads what it has drafted.
 
     next_tokens: drafted ones that the next pass reads; none before the first pass, which reads
@@ -51,11 +51,11 @@ class Growing(Protocol):
     def draft(self) -> Draft: ...
 
 
-class Group(Protocol):
+class DraftGroup(Protocol):
     """Drafts that take their logits together."""
 
     @property
-    def active(self) -> Sequence[Growing]:
+    def active(self) -> Sequence[GrowingDraft]:
         """Those that are not complete."""
         ...
 
@@ -65,8 +65,8 @@ class Group(Protocol):
 
 
 @dataclass(slots=True)
-class Chain:
-    """See `Growing`. history: the tokens before it; None if sampling does not need them."""
+class GrowingChain:
+    """See `GrowingDraft`. history: the tokens before it; None if sampling does not need them."""
 
     keeps_keys: ClassVar[bool] = True
     num_logits: ClassVar[int] = 1
@@ -105,13 +105,13 @@ class Chain:
 
 
 @dataclass(slots=True)
-class Chains:
-    """A `Group` of chains."""
+class ChainGroup:
+    """A `DraftGroup` of chains."""
 
-    chains: Sequence[Chain]
+    chains: Sequence[GrowingChain]
 
     @property
-    def active(self) -> list[Chain]:
+    def active(self) -> list[GrowingChain]:
         return [chain for chain in self.chains if not chain.is_complete]
 
     def take(self, logits: torch.Tensor) -> None:
@@ -122,9 +122,9 @@ class Chains:
 
 
 @dataclass(slots=True)
-class Branching:
+class GrowingTree:
     """A tree in progress, as its proposer reads it: only the nodes that guesses follow, numbered
-    from 0, the last known token. `GrowingTrees.drafts` numbers the complete tree.
+    from 0, the last known token. `TreeTensors.drafts` numbers the complete tree.
 
     first: the first node of the last depth. draft: once the tree is complete.
     """
@@ -170,21 +170,21 @@ class Branching:
         self.depth += 1
 
 
-class Trees:
-    """A `Group` of trees of the same depth."""
+class TreeGroup:
+    """A `DraftGroup` of trees of the same depth."""
 
-    def __init__(self, trees: Sequence[Branching]) -> None:
+    def __init__(self, trees: Sequence[GrowingTree]) -> None:
         self._trees = trees
-        self._growing: GrowingTrees | None = None
+        self._growing: TreeTensors | None = None
 
     @property
-    def active(self) -> Sequence[Branching]:
+    def active(self) -> Sequence[GrowingTree]:
         is_complete = self._trees[0].depth >= self._trees[0].task.depth
         return [] if is_complete else self._trees
 
     def take(self, logits: torch.Tensor) -> None:
         if self._growing is None:
-            self._growing = GrowingTrees(len(self._trees), logits.device)
+            self._growing = TreeTensors(len(self._trees), logits.device)
         requests = [request for tree in self._trees for request in tree.requests]
         tokens, log_probs = best_guesses(logits, requests, WIDTH)
         shape = len(self._trees), self._growing.num_ends, -1
@@ -197,7 +197,7 @@ class Trees:
                 tree.draft = draft
 
 
-class GrowingTrees:
+class TreeTensors:
     """Trees of B sequences. Node 0 is the last known token, then nodes are numbered as they are
     added: depth by depth, and the children of a node best first."""
 

@@ -46,17 +46,17 @@ class GuardedProposer(Proposer):
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         self._asked(None, self._proposer.observe, sequence, num_accepted, hidden)
 
-    def hindsight(
+    def counterfactual(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        return self._asked((0, 0), self._proposer.hindsight, sequence, tokens, generated)
+        return self._asked((0, 0), self._proposer.counterfactual, sequence, tokens, generated)
 
     def cohort(self, sequence: SequenceId) -> str:
         first = next(iter(self.capabilities.cohorts), "")
         return self._asked(first, self._proposer.cohort, sequence)
 
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        return self._asked(0, self._proposer.draft_lag, sequence, context_len)
+    def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
+        return self._asked(0, self._proposer.draft_prefill_len, sequence, context_len)
 
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:
         return self._asked(0, self._proposer.num_cached, sequence, context_len)

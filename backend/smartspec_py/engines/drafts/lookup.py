@@ -129,7 +129,7 @@ class PromptLookupProposer(Proposer):
         """
         return [self._draft(task) for task in tasks]
 
-    def hindsight(
+    def counterfactual(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
         """See `Proposer`. The result of the last lookup of these tokens is reused."""

@@ -64,7 +64,7 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
         except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
             self._warn(str(error))
             return [NO_DRAFT] * len(tasks)
-        num_unread = sum(self.draft_lag(task.sequence, len(task.tokens)) for task in tasks)
+        num_unread = sum(self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks)
         results = self._await(request_ids, DRAFT_TIMEOUT_S + num_unread / READ_TOKENS_PER_S)
         return [
             self._draft(task, results.get(n)) for task, n in zip(tasks, request_ids, strict=True)
@@ -112,7 +112,7 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
         """Count accepted drafts as cached. Blocks of rejected drafts are not found again."""
         self._num_cached[sequence] = self._num_cached.get(sequence, 0) + num_accepted
 
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+    def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         """Assumes that all tokens processed so far, with accepted drafts, are still cached."""
         return max(0, context_len - 1 - self._num_cached.get(sequence, 0))
 

@@ -29,7 +29,13 @@ from smartspec_py.engines.base import Grammar
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer, DraftSequence
-from smartspec_py.engines.drafts.growing import Branching, Group, Trees, fastest_s, tree_s
+from smartspec_py.engines.drafts.growing import (
+    DraftGroup,
+    GrowingTree,
+    TreeGroup,
+    fastest_s,
+    tree_s,
+)
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
@@ -149,10 +155,10 @@ class EagleProposer(DraftModelProposer):
         if hidden is not None:
             self._states.setdefault(sequence, _States()).add(hidden)
 
-    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+    def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         """The pass that drafts reads the last token with a state."""
         num_states = self._num_states(sequence)
-        return num_states - 1 if num_states else super().draft_lag(sequence, context_len)
+        return num_states - 1 if num_states else super().draft_prefill_len(sequence, context_len)
 
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:
         """Tokens without a state are never read, so the lag does not tell."""
@@ -171,13 +177,13 @@ class EagleProposer(DraftModelProposer):
         states = self._states.get(sequence)
         return states.num if states else 0
 
-    def _groups(self, tasks: Sequence[DraftTask]) -> list[Group]:
+    def _groups(self, tasks: Sequence[DraftTask]) -> list[DraftGroup]:
         groups = super()._groups([task for task in tasks if not task.depth])
-        trees = defaultdict[int, list[Branching]](list)
+        trees = defaultdict[int, list[GrowingTree]](list)
         for task in tasks:
             if task.depth:
-                trees[task.depth].append(Branching(task, self._enter(task).history))
-        return [*groups, *map(Trees, trees.values())]
+                trees[task.depth].append(GrowingTree(task, self._enter(task).history))
+        return [*groups, *map(TreeGroup, trees.values())]
 
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The table continues at the first token with a state. If it lacks tokens before that one,

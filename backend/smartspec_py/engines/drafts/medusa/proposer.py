@@ -24,9 +24,9 @@ from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.drafts.growing import (
-    Chain,
-    Chains,
-    GrowingTrees,
+    ChainGroup,
+    GrowingChain,
+    TreeTensors,
     fastest_s,
     first_and_further_s,
     tree_s,
@@ -90,11 +90,13 @@ class MedusaProposer(Proposer):
         logits = self.heads.logits(states)
         drafts = self._grown(able, logits)
         chains = {
-            row: Chain(task, self._history(task)) for row, task in enumerate(able) if not task.depth
+            row: GrowingChain(task, self._history(task))
+            for row, task in enumerate(able)
+            if not task.depth
         }
         for head in range(self.capabilities.max_draft_len):
             if rows := [row for row, chain in chains.items() if not chain.is_complete]:
-                Chains([chains[row] for row in rows]).take(logits[rows, head])
+                ChainGroup([chains[row] for row in rows]).take(logits[rows, head])
         drafts |= {chain.task.sequence: chain.draft for chain in chains.values()}
         return [drafts.get(task.sequence, NO_DRAFT) for task in tasks]
 
@@ -108,7 +110,7 @@ class MedusaProposer(Proposer):
                 rows_by_depth[task.depth].append(row)
         drafts: dict[SequenceId, Draft] = {}
         for depth, rows in rows_by_depth.items():
-            group, trees = [tasks[row] for row in rows], GrowingTrees(len(rows), logits.device)
+            group, trees = [tasks[row] for row in rows], TreeTensors(len(rows), logits.device)
             for head in range(depth):
                 requests = [
                     DraftRequest(task.sampling, len(task.tokens) + head, self._history(task))

@@ -27,11 +27,11 @@ class Asked(PromptLookupProposer):
         super().__init__(max_draft_len=4)
         self.asked: list[SequenceId] = []
 
-    def hindsight(
+    def counterfactual(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
         self.asked.append(sequence)
-        return super().hindsight(sequence, tokens, generated)
+        return super().counterfactual(sequence, tokens, generated)
 
 
 def made(policy: str = "goodput", sequence: SequenceId = 1) -> Request:
@@ -79,7 +79,7 @@ def test_what_was_taken_counts_once(speculation: Speculation, lookup: Asked) -> 
 def test_no_proposer_works_for_steps_that_are_not_planned(
     speculation: Speculation, lookup: Asked
 ) -> None:
-    """No search for a match, no hindsight, and estimates stay as they are."""
+    """No search for a match, no counterfactual, and estimates stay as they are."""
     request, asked_for = made(), made("fixed:2", sequence=2)
     before = first_prob(speculation, request)
     views = speculation.views([request, asked_for], {}, 0.0, mode=Mode.REST)
