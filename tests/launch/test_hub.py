@@ -6,6 +6,8 @@ import errno
 import importlib
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from gguf_files import few_fields, write_gguf
 from hub_stand_in import HubStandIn
 from local_models import make_model
+from slow_check import slow_check
 
 from smartspec_cli.commands.serve import suggested_draft
 from smartspec_launch import hub_check, models
@@ -314,6 +317,29 @@ def test_what_does_not_fit_is_not_fetched(
         ):
             found(model="acme/target", weights=weights)
     assert hub.fetched(".safetensors") == []
+
+
+def test_ctrl_c_does_not_wait_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says when it begins, and would say when it ends."""
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    folders = {"model": Path(f"/proc/{os.getpid()}/fd/{write}")}
+    monkeypatch.setattr(hub_check, "check_settings", slow_check)
+
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        os.read(read, 1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        hub_check.in_process(config_of(model="acme/target"), folders)
+    thread.join()
+    os.close(write)
+    assert os.read(read, 1) == b"", "it went on"
+    os.close(read)
 
 
 @pytest.mark.usefixtures("quick")

@@ -9,7 +9,7 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from smartspec_launch.hub import Repository, free_disk
@@ -95,7 +95,12 @@ def in_process(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[float
     Transformers as long as it serves."""
     ignored = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is this process's
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignored) as pool:
-        return pool.submit(check_settings, config, folders).result()
+        try:
+            return pool.submit(check_settings, config, folders).result()
+        except KeyboardInterrupt:
+            for child in active_children():  # the pool would wait for it
+                child.kill()
+            raise
 
 
 def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[float, int]:
