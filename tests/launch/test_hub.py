@@ -136,7 +136,7 @@ def test_a_pair_is_fetched_once(
     said: list[str] = []
     phases: list[str] = []
 
-    def shown(text: str) -> AbstractContextManager[None]:
+    def shown(text: str, after_s: float = 0.0) -> AbstractContextManager[None]:
         phases.append(text)
         return nullcontext()
 

@@ -14,7 +14,7 @@ from smartspec_launch.hub import HubName, Repository, as_error, open_repository
 from smartspec_launch.hub_check import check_before_fetch
 from smartspec_launch.hub_files import gguf_of, settings_files, weights_files
 from smartspec_launch.paths import hub_names
-from smartspec_launch.phases import shown
+from smartspec_launch.phases import SHORT_S, shown
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
@@ -36,7 +36,7 @@ def with_local_models(config: ServerConfig, say: Say) -> ServerConfig:
     config = _with_served_name(config)
     if names := hub_names(config, Path("/")):
         config = _with_paths(config, _fetched(config, names, say))
-    with shown(READING):
+    with shown(READING, after_s=SHORT_S):
         folders = {
             key: str(model_folder(Path(path)))
             for key, path in config.engine.paths().items()

@@ -15,7 +15,7 @@ from smartspec_py.engines.phases import Phase
 LINE_EVERY_S = 4.0
 
 SHORT_S = 1.0
-"""What takes less is not shown by `shown`."""
+"""What takes less may be left out, see `shown`."""
 
 
 class PhaseDisplay:
@@ -76,12 +76,13 @@ class PhaseDisplay:
 
 
 @contextmanager
-def shown(text: str, console: Console | None = None) -> Iterator[None]:
-    """Show the block as one phase as long as it runs. console: default is stderr."""
+def shown(text: str, console: Console | None = None, after_s: float = 0.0) -> Iterator[None]:
+    """Show the block as one phase as long as it runs. console: default is stderr. after_s: a block
+    that takes less is not shown."""
     phase, is_over = Phase(text), threading.Event()
 
     def show() -> None:
-        if not is_over.wait(SHORT_S):
+        if not (after_s and is_over.wait(after_s)):
             with PhaseDisplay(console or Console(stderr=True)) as display:
                 display.show(phase)
                 while not is_over.wait(SHORT_S):
