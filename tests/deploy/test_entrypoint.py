@@ -82,9 +82,10 @@ def test_the_default_place_of_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_names_of_the_hub(refused: Callable[[dict[str, Any]], list[str]]) -> None:
     """The entry point fetches them; here it may not (HF_HUB_OFFLINE)."""
-    *_, last = refused({"model": "acme/target"})
-    assert last.startswith("engine.model: acme/target cannot be fetched from ")
-    assert last.endswith(" and HF_HUB_OFFLINE is set): unset it")
+    first, second = refused({"model": "acme/target"})
+    assert first == "Looking up acme/target"
+    assert second.startswith("engine.model: acme/target cannot be fetched from ")
+    assert second.endswith(" and HF_HUB_OFFLINE is set): unset it")
 
 
 def test_a_wrong_engine_json_is_named(refused: Callable[[dict[str, Any]], list[str]]) -> None:
