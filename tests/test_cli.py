@@ -82,6 +82,7 @@ NOWHERE = "/no/such/folder/file"
             "--set: planner.batch_table: rows must ascend from 1 or more, got (2, 1)",
         ),
         ("serve --dtype int8", "--dtype: Input should be 'auto', 'float32'"),
+        ("serve --max-context-len 1", "--max-context-len: Input should be greater than or equal"),
         ("serve --kv-cache int8", "--kv-cache: Input should be 'auto' or 'u8'"),
         ("serve --draft nowhere", "nowhere does not exist: give a local Hugging Face model dir"),
         ("serve --model Qwen2.5-0.5B", "a GGUF file, or a name of the hub, OWNER/NAME"),

@@ -20,6 +20,7 @@ from smartspec_cli.commands.settings import (
     Lora,
     Model,
     engine_option,
+    limits_option,
     server_config,
 )
 from smartspec_cli.drafts import draft_for
@@ -64,6 +65,7 @@ def serve(
     kv_cache: Annotated[str | None, engine_option("kv_cache")] = None,
     num_threads: Annotated[int | None, engine_option("num_threads")] = None,
     runtime: Annotated[str | None, engine_option("runtime")] = None,
+    max_context_len: Annotated[int | None, limits_option("max_context_len")] = None,
     host: Annotated[
         str, _of_address(help="Address to listen on. There is no authentication.")
     ] = _ADDRESS.host,
@@ -145,6 +147,7 @@ def serve(
         *models,
         lora=lora,
         engine={**engine, "num_threads": num_threads},
+        limits={"max_context_len": max_context_len},
         policy=policy,
         explain=explain,
         served_model_name=served_model_name or [],

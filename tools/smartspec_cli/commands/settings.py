@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from smartspec_cli.commands import USAGE_ERROR, fail, note
 from smartspec_launch import paths
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.models import with_local_models
-from smartspec_py.config import LocalEngineConfig, ServerConfig, read_config
+from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.defaults import ConfigError
 
@@ -82,9 +83,17 @@ Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is gre
 def engine_option(key: str) -> Any:
     """A short name of `--set engine.KEY`. Its help is the first sentence on the key."""
     field = LocalEngineConfig.model_fields[key]
-    meaning = (field.description or "").split(".")[0]
     values = ", ".join(get_args(field.annotation))
-    return _option(help=f"Set engine.{key}: {meaning}{values and f' ({values})'}.")
+    return _option(help=f"Set engine.{key}: {_meaning(field)}{values and f' ({values})'}.")
+
+
+def limits_option(key: str) -> Any:
+    """The same of `--set limits.KEY`."""
+    return _option(help=f"Set limits.{key}: {_meaning(LimitsConfig.model_fields[key])}.")
+
+
+def _meaning(field: FieldInfo) -> str:
+    return (field.description or "").split(".")[0]
 
 
 def server_config(
