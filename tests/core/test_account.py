@@ -101,7 +101,20 @@ def test_a_plan_that_pays_needs_no_account() -> None:
     account.earn(STEP_S)
     account.charge(50 * STEP_S)
     assert account.allows_plan(is_probe_due=True)
-    account.charge_plan(0.0, STEP_S, pays=False)
+    for _ in range(4):
+        account.charge_plan(0.5 * STEP_S, STEP_S, pays=False)
     assert not account.allows_plan(is_probe_due=False)
     account.charge_plan(0.1 * STEP_S, STEP_S, pays=True)
     assert account.allows_plan(is_probe_due=False)
+
+
+def test_what_a_probe_owes_stops_no_plans() -> None:
+    """Where nothing can be drafted, a plan does not pay, but takes little time. The next one may
+    find a match."""
+    account = LossAccount()
+    account.earn(STEP_S)
+    account.charge_probe(3 * STEP_S)
+    assert account.is_in_debt
+    account.charge_plan(0.005 * STEP_S, STEP_S, pays=False)
+    assert account.allows_plan(is_probe_due=False)
+    assert not account.allows_plan(is_probe_due=True)

@@ -2,8 +2,9 @@
 
 What may be time without a gain is charged in seconds: a probe, a plan that gains less than its own
 time, a trial in which speculation loses. Each step earns SHARE of its time. In debt, there are no
-probes, and no speculation after a lost trial. After a plan that did not pay, none is made while the
-debt is more than a step. So all of them together cost SHARE of the time.
+probes, and no speculation after a lost trial. After a plan that did not pay, none is made while
+such plans owe more than a step. So all of them together cost SHARE of the time. What a probe owes
+stops no plans: one token without a match of prompt lookup would end drafts for hundreds of steps.
 
 Times of steps do not include planning. This module does not read a clock.
 """
@@ -36,6 +37,8 @@ class LossAccount:
         self._usual_s = 0.0
         """Mean duration of a step."""
         self._has_poor_plan = False
+        self._plan_debt_s = 0.0
+        """The part of a debt that is of plans."""
 
     @property
     def is_in_debt(self) -> bool:
@@ -43,8 +46,9 @@ class LossAccount:
 
     def allows_plan(self, is_probe_due: bool) -> bool:
         """is_probe_due: whether plans wait, because the balance is needed for a probe."""
-        least_s = 0.0 if is_probe_due else -self._usual_s
-        return not self._has_poor_plan or self._balance_s >= least_s
+        if not self._has_poor_plan:
+            return True
+        return not self.is_in_debt if is_probe_due else self._plan_debt_s <= self._usual_s
 
     def charge(self, lost_s: float) -> None:
         self._balance_s -= lost_s
@@ -59,12 +63,15 @@ class LossAccount:
         """plan_s: seconds of the plan. pays: whether it gains more than that. A plan that was made
         although it was not allowed is not charged, so the debt does not grow by it."""
         if not pays and self.allows_plan(is_probe_due=False):
-            self.charge(min(plan_s, MAX_RESTED * SHARE * step_s))
+            lost_s = min(plan_s, MAX_RESTED * SHARE * step_s)
+            self._plan_debt_s += lost_s
+            self.charge(lost_s)
         self._has_poor_plan = not pays
 
     def earn(self, step_s: float) -> None:
         limited_s = self._limited(step_s)
         self._usual_s += (limited_s - self._usual_s) * (SHARE if self._usual_s else 1.0)
+        self._plan_debt_s = max(0.0, self._plan_debt_s - SHARE * limited_s)
         most_s = MAX_SAVED * self._usual_s
         least_s = -LONGEST_DEBT * SHARE * self._usual_s
         self._balance_s = min(max(self._balance_s + SHARE * limited_s, least_s), most_s)
