@@ -144,12 +144,12 @@ def test_drafts_that_bring_less_than_their_planning_costs_are_left() -> None:
     assert num_searched(controller(), views, 300, plan_s=0.4 * drafting.expected_s) < 30
 
 
-def test_plans_that_come_to_nothing_take_one_percent_of_the_time() -> None:
+def test_plans_that_come_to_nothing_take_half_a_percent_of_the_time() -> None:
     """And the debt of a step at the start: ten plans more if they take a tenth of it."""
     views = [view(n, accept=0.001) for n in range(4)]
     step_s = COST.target_s(4, 4, 100)
     assert num_searched(controller(), views, 500, plan_s=0.005 * step_s) == 500
-    assert 50 <= num_searched(controller(), views, 500, plan_s=0.1 * step_s) <= 65
+    assert 25 <= num_searched(controller(), views, 500, plan_s=0.1 * step_s) <= 40
     assert num_searched(controller(), views, 500, plan_s=10.0 * step_s) == pytest.approx(10, abs=3)
     likely = [view(n, accept=0.9) for n in range(4)]
     assert num_searched(controller(), likely, 500, plan_s=0.1 * step_s) >= 480  # but for probes
@@ -166,7 +166,7 @@ def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> 
     run(made, [view(n, accept=0.001) for n in range(4)], 2, plan_s=10.0 * step_s)
     assert num_searched(made, few, 1, plan_s=0.0) == 1
     made = controller()
-    run(made, few, 2, plan_s=10.0 * step_s)
+    run(made, few, 4, plan_s=10.0 * step_s)
     assert num_searched(made, few, 1, plan_s=0.0) == 0
     hurried = [replace(one, slo_s_per_token=0.9 * step_s) for one in few]
     assert num_searched(made, hurried, 1, plan_s=0.0) == 1

@@ -14,6 +14,9 @@ from __future__ import annotations
 SHARE = 0.01
 """Share of the time that may be lost. Losses of this size are within measurement noise."""
 
+PLAN_SHARE = SHARE / 2
+"""The part of it that plans may take. The other is left for probes and trials."""
+
 MAX_SAVED = 4.0
 """Largest balance, in steps. With the probe that leads to a debt, five are enough to measure the
 cost of drafts."""
@@ -44,11 +47,9 @@ class LossAccount:
     def is_in_debt(self) -> bool:
         return self._balance_s < 0.0
 
-    def allows_plan(self, is_probe_due: bool) -> bool:
-        """is_probe_due: whether plans wait, because the balance is needed for a probe."""
-        if not self._has_poor_plan:
-            return True
-        return not self.is_in_debt if is_probe_due else self._plan_debt_s <= self._usual_s
+    @property
+    def allows_plan(self) -> bool:
+        return not self._has_poor_plan or self._plan_debt_s <= self._usual_s
 
     def charge(self, lost_s: float) -> None:
         self._balance_s -= lost_s
@@ -62,8 +63,8 @@ class LossAccount:
     def charge_plan(self, plan_s: float, step_s: float, pays: bool) -> None:
         """plan_s: seconds of the plan. pays: whether it gains more than that. A plan that was made
         although it was not allowed is not charged, so the debt does not grow by it."""
-        if not pays and self.allows_plan(is_probe_due=False):
-            lost_s = min(plan_s, MAX_RESTED * SHARE * step_s)
+        if not pays and self.allows_plan:
+            lost_s = min(plan_s, MAX_RESTED * PLAN_SHARE * step_s)
             self._plan_debt_s += lost_s
             self.charge(lost_s)
         self._has_poor_plan = not pays
@@ -71,7 +72,7 @@ class LossAccount:
     def earn(self, step_s: float) -> None:
         limited_s = self._limited(step_s)
         self._usual_s += (limited_s - self._usual_s) * (SHARE if self._usual_s else 1.0)
-        self._plan_debt_s = max(0.0, self._plan_debt_s - SHARE * limited_s)
+        self._plan_debt_s = max(0.0, self._plan_debt_s - PLAN_SHARE * limited_s)
         most_s = MAX_SAVED * self._usual_s
         least_s = -LONGEST_DEBT * SHARE * self._usual_s
         self._balance_s = min(max(self._balance_s + SHARE * limited_s, least_s), most_s)

@@ -34,10 +34,6 @@ from smartspec_py.serving.step import Decision, Mode, Reason, StepRecord
 PROBE_DRAFT_LEN = 2
 """Draft length of a probe. Two passes separate the fixed cost from the cost per pass."""
 
-EARNING_STEPS = 100
-"""Steps that earn a probe. So long before a probe with drafts, plans that do not pay wait for
-it."""
-
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -94,8 +90,7 @@ class Controller:
         bucket = len(context_lens), sum(context_lens) / len(context_lens)
         if self._guard.is_off(*bucket):
             return Mode.GUARD
-        is_probe_due = self._corrections.wants_drafts(num_ahead=EARNING_STEPS)
-        if must_search or self._guard.account(*bucket).allows_plan(is_probe_due):
+        if must_search or self._guard.account(*bucket).allows_plan:
             return Mode.SEARCH
         return Mode.REST
 

@@ -101,11 +101,10 @@ class CostCorrections:
             fit.restore(of_fit, kept)
         self.cost = self._corrected()
 
-    def wants_drafts(self, num_ahead: int = 0) -> bool:
+    def wants_drafts(self) -> bool:
         """Whether a step with drafts is needed to learn the cost of drafts, because recent steps
-        had none. The caller runs one if its account allows it. num_ahead: whether it will be needed
-        after so many more steps."""
-        return self._num_unspeculated + num_ahead >= UNSEEN_STEPS
+        had none. The caller runs one if its account allows it."""
+        return self._num_unspeculated >= UNSEEN_STEPS
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
