@@ -93,6 +93,19 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     assert len(OpenVinoRunner(make_model("llama"), CONFIG).ready_sizes) == 3
 
 
+@pytest.mark.parametrize(("has_vnni", "sizes"), [(True, {1, 2, 3, 4, 5}), (False, {1, 2, 5})])
+def test_padding_does_not_lead_to_a_pass_that_takes_much_longer(
+    has_vnni: bool, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without VNNI, a pass over 5 tokens takes longer than one over 4."""
+    monkeypatch.setattr(runner_module, "has_vnni", lambda: has_vnni)
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    runner = OpenVinoRunner(model, replace(CONFIG, weights="int8"), most_copies=2)
+    for tokens in ([5, 6], [5, 6, 7, 8, 9]):
+        runner.forward([RowInput(0, 0, tokens, 1, len(tokens))])
+    assert set(runner.ready_sizes) - {0} == sizes
+
+
 def test_blocks_give_memory_back() -> None:
     """Pages that were given back are read as 0. A block takes one page: 32 tokens of 32 numbers. Of
     two rows of 64 tokens and one more, there are six blocks, and one for padding."""

@@ -359,8 +359,8 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
 NUM_CHANGE = 4 + 2
 """The passes that find out what another number of tokens costs: once, as they take more than
 CHANGE_S."""
-NUM_FIRST = 4 + 2 + 2 + 3
-"""Of SHAPE: 1, 2, 4 and 5 tokens, 6 rows and 4 rows of 5 tokens at two lengths of context, and
+NUM_FIRST = 5 + 2 + 2 + 3
+"""Of SHAPE: 1 to 5 tokens, 6 rows and 4 rows of 5 tokens at two lengths of context, and
 prompts of 1, 16 and 40."""
 NUM_POINTS = 4 * 5 + 2 + 4
 """Rows by tokens, two at a shorter context, and prompts."""
