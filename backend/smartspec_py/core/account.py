@@ -41,7 +41,7 @@ class LossAccount:
         """Mean duration of a step."""
         self._has_poor_plan = False
         self._plan_debt_s = 0.0
-        """The part of a debt that is of plans."""
+        """What plans that did not pay owe."""
 
     @property
     def is_in_debt(self) -> bool:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from smartspec_py.engines.phases import size_text
+from smartspec_py.engines.profile import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -163,9 +164,7 @@ class WeightsFile:
                 "places": self._places,
             }
             before = _read(self._index).get("data")
-            partial = self._data.with_suffix(".partial")
-            partial.write_text(json.dumps(document), encoding="utf-8")
-            partial.replace(self._index)
+            write_json(self._index, document)
             if before is not None:
                 (self._folder / before).unlink(missing_ok=True)
         except OSError as error:
