@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import healthcheck
-import helm_python
 import kubernetes_validate
 import pytest
 import yaml
-from charts import EXAMPLES, FOLDER, Documents, render
+from charts import EXAMPLES, FOLDER, ChartError, Documents, render
 
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import LimitsConfig, ServerConfig
@@ -180,7 +179,7 @@ DRAIN = {"engineJson": {"engine": {}, "limits": {"drain_s": 30.5}}}
     ids=str,
 )
 def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(helm_python.HelmError, match=message):
+    with pytest.raises(ChartError, match=message):
         render(values)
 
 
