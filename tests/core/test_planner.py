@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.plan import planner
 from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
 from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
 
@@ -61,6 +62,17 @@ def lengths(spec_plan: SpecPlan) -> list[int]:
 def test_nothing_ready_is_an_empty_plan() -> None:
     assert plan([], FLAT_COST) == SpecPlan()
     assert SpecPlan().goodput == 0.0
+
+
+@pytest.mark.parametrize("policy", ["goodput", "goodput_global", "fixed:3"])
+def test_where_nothing_can_be_drafted_nothing_is_searched(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search takes 0.2 ms for one sequence, 50 times as long as this."""
+    views = [view(number, policy=policy, max_draft_len=0) for number in (1, 2)]
+    searched = evaluate(views, [0, 0], FLAT_COST)
+    monkeypatch.setattr(planner, "problem_of", None)
+    assert plan(views, FLAT_COST) == searched
 
 
 def test_one_sequence_on_a_flat_target() -> None:
