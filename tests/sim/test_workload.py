@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from smartspec_py.defaults import DRAFT_MODEL
-from smartspec_sim.acceptance import draw_runs, num_accepted, runs_of
+from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_sim.acceptance import NO_DRAFT, draw_runs, num_accepted, runs_of, with_pauses
 from smartspec_sim.record import read_record
 from smartspec_sim.workload import (
     KindSpec,
@@ -44,6 +45,33 @@ def test_drawn_runs_have_their_probability(persistence: float) -> None:
     assert is_right.mean() == pytest.approx(0.7, abs=4.5 * 0.0023 * 3**0.5)
     found = np.corrcoef(is_right[1:], is_right[:-1])[0, 1]
     assert found == pytest.approx(persistence, abs=0.025)
+
+
+def test_matches_pause() -> None:
+    """40,000 positions that are all right: a run counts the positions up to the next pause."""
+    right = list(range(40_000, 0, -1))
+    runs = with_pauses(right, np.random.default_rng(1), match_len=20.0, pause_len=5.0)
+    is_paused = [run == NO_DRAFT for run in runs]
+    assert runs == [
+        NO_DRAFT if paused else run
+        for paused, run in zip(is_paused, _runs_to(is_paused), strict=True)
+    ]
+    num_passages = sum(now and not before for before, now in pairwise(is_paused))
+    assert sum(is_paused) / num_passages == pytest.approx(5.0, rel=0.1)
+    assert (40_000 - sum(is_paused)) / num_passages == pytest.approx(20.0, rel=0.1)
+    assert num_accepted(runs, is_paused.index(True), 3) == 0
+
+
+def _runs_to(is_paused: list[bool]) -> list[int]:
+    return runs_of([not paused for paused in is_paused])
+
+
+def test_only_prompt_lookup_pauses() -> None:
+    with pytest.raises(
+        ValueError, match="pause_len is for prompt_lookup, got the proposer draft_m"
+    ):
+        KindSpec(pause_len=3.0)
+    assert KindSpec(proposer=PROMPT_LOOKUP, pause_len=3.0).pause_len == 3.0
 
 
 def test_phases_shift_the_mixture() -> None:

@@ -14,6 +14,9 @@ import numpy as np
 
 Runs = Sequence[int]
 
+NO_DRAFT = -1
+"""The run of a position at which the proposer has nothing to draft."""
+
 
 def runs_of(is_right: Iterable[bool]) -> list[int]:
     """Runs from one flag per position: (True, True, False, True) has runs 2, 1, 0, 1."""
@@ -26,7 +29,7 @@ def runs_of(is_right: Iterable[bool]) -> list[int]:
 
 def num_accepted(runs: Runs, position: int, num_drafted: int) -> int:
     """Number of accepted drafts, out of num_drafted drafts that begin at `position`."""
-    return min(runs[position], num_drafted) if position < len(runs) else 0
+    return max(0, min(runs[position], num_drafted)) if position < len(runs) else 0
 
 
 def draw_runs(
@@ -46,3 +49,20 @@ def draw_runs(
         is_right.append(uniform < prob)
         prob = after[is_right[-1]]
     return runs_of(is_right)
+
+
+def with_pauses(
+    runs: Runs, rng: np.random.Generator, match_len: float, pause_len: float
+) -> list[int]:
+    """Runs of prompt lookup whose matches come and go, as in a file that is copied with changes.
+
+    match_len, pause_len: mean tokens of passages with a match and without one, at least 1
+    (geometric). Drafts beyond the end of a passage are wrong.
+    """
+    paused, start = list(runs), 0
+    while start < len(paused):
+        end = min(len(paused), start + int(rng.geometric(1 / match_len)))
+        paused[start:end] = [min(paused[at], end - at) for at in range(start, end)]
+        start = min(len(paused), end + int(rng.geometric(1 / pause_len)))
+        paused[end:start] = [NO_DRAFT] * (start - end)
+    return paused

@@ -34,7 +34,7 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer, ProposerCapabilities
-from smartspec_sim.acceptance import Runs, num_accepted
+from smartspec_sim.acceptance import NO_DRAFT, Runs, num_accepted
 from smartspec_testing.clock import VirtualClock
 
 PROPOSERS = (DRAFT_MODEL, PROMPT_LOOKUP)
@@ -174,16 +174,19 @@ class SimProposer(Proposer):
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
     ) -> int:
-        has_drafts = self._has_passes or self._name in self._texts[sequence].runs
+        text = self._texts[sequence]
+        position, runs = len(tokens) - text.prompt_len, text.runs.get(self._name, ())
+        is_paused = position < len(runs) and runs[position] == NO_DRAFT
+        has_drafts = self._has_passes or (self._name in text.runs and not is_paused)
         return self.capabilities.max_draft_len if has_drafts else 0
 
     def counterfactual(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
         """See `Proposer`."""
-        text, num = self._texts[sequence], min(len(generated), self.capabilities.max_draft_len)
-        if self._has_passes or self._name not in text.runs:
+        if self._has_passes or not self.num_available(sequence, tokens):
             return 0, 0
+        text, num = self._texts[sequence], min(len(generated), self.capabilities.max_draft_len)
         return num, num_accepted(text.runs[self._name], len(tokens) - text.prompt_len, num)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:

@@ -19,8 +19,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.defaults import DRAFT_MODEL
-from smartspec_sim.acceptance import Runs, draw_runs
+from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_sim.acceptance import Runs, draw_runs, with_pauses
 from smartspec_sim.arrivals import RatePhase, arrival_times, constant_gaps, gamma_gaps
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
@@ -87,6 +87,8 @@ class KindSpec(_Layer):
 
     accept: probability that a draft is right if all drafts before it were. accept_sd: its standard
     deviation over requests (a beta distribution). persistence: see `acceptance.draw_runs`.
+    pause_len: mean tokens without a match of prompt lookup, after each match_len tokens with one;
+    0 is no pause.
     deadline_s, tpot_slo_ms: see `SimRequest`.
     """
 
@@ -97,6 +99,8 @@ class KindSpec(_Layer):
     accept_sd: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
     persistence: Annotated[float, Field(ge=0, lt=1)] = 0.2
     proposer: Literal["draft_model", "prompt_lookup"] = DRAFT_MODEL  # type: ignore[assignment]
+    match_len: Annotated[float, Field(ge=1, le=1e6)] = 60.0
+    pause_len: Literal[0] | Annotated[float, Field(ge=1, le=1e6)] = 0
     priority: int = 0
     deadline_s: Seconds | None = None
     tpot_slo_ms: Seconds | None = None
@@ -106,11 +110,15 @@ class KindSpec(_Layer):
         most = math.sqrt(self.accept * (1 - self.accept))
         if self.accept_sd and not self.accept_sd < most:
             raise ValueError(f"accept_sd must be below {most:.3f} where accept is {self.accept}")
+        if self.pause_len and self.proposer != PROMPT_LOOKUP:
+            raise ValueError(f"pause_len is for {PROMPT_LOOKUP}, got the proposer {self.proposer}")
         return self
 
     def draw(self, sequence: SequenceId, arrival_s: float, rng: np.random.Generator) -> SimRequest:
         prompt_len, output_len = self.prompt.draw(rng), self.output.draw(rng)
         runs = draw_runs(rng, output_len, self._accept_prob(rng), self.persistence)
+        if self.pause_len:
+            runs = with_pauses(runs, rng, self.match_len, self.pause_len)
         return SimRequest(
             sequence=sequence,
             arrival_s=arrival_s,
