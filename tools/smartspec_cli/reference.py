@@ -47,8 +47,7 @@ from smartspec_py.config import (
 )
 from smartspec_py.serving.metric_families import FAMILIES, Family
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = (*sorted((DOCS / "reference").glob("*.md")), DOCS / "operate" / "metrics.md")
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
 COLUMNS = 100
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -1,6 +1,6 @@
 """The table of all metrics: names, kinds, labels, help texts and buckets.
 
-Names follow vLLM and TensorRT-LLM. docs/operate/metrics.md is generated from this table. Triton
+Names follow vLLM and TensorRT-LLM. docs/reference/metrics.md is generated from this table. Triton
 adds no suffix to a name, so the names of counters end in `_total` here.
 """
 
