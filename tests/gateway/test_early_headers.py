@@ -13,8 +13,8 @@ from typing import Any
 
 import anthropic
 import pytest
+from http_client import BODY, GENERATE, TOKENIZER, WAIT_S
 from stand_in import EMPTY, Document, StandIn, running_gateway, text
-from test_gateway import BODY, GENERATE, TOKENIZER, WAIT_S
 
 import openai
 from smartspec_gateway.triton import IDLE_S
