@@ -1,0 +1,51 @@
+"""Clients of the endpoint and what they send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fastapi.testclient import TestClient
+from standins import TINY, Echo
+
+from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.apis.requests import Settings
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.formats.prompts import Prompts
+
+PROMPTS = Prompts(TINY)
+CHAT = "/v1/chat/completions"
+TEXTS = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    """A `tool_choice`."""
+    found = list(tools or [{"type": "function", "function": {"name": "weather"}}])
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": found}}
+
+
+def client(model: Echo | None = None, **settings: Any) -> TestClient:
+    """Of an endpoint with this model, and other settings beside a context of 512 tokens."""
+    given = Settings("smartspec", Limits(512), **settings)
+    return TestClient(create_app(model or Echo(), PROMPTS, given))
+
+
+def events(text: str) -> list[Any]:
+    """The data of a stream's events; the last of them is `[DONE]`."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+WITH_TOOLS = {"messages": HELLO, "tools": [TOOL], "stream": True}
+CALLS = ("I look.<tool", '_call>{"name": "weather", "argu', 'ments": {"a": 1}}</tool_call>')
+
+
+def tool_client(model: Echo) -> TestClient:
+    """The same with a template that tells the model of tools."""
+    prompts = Prompts(TINY, Path(__file__).with_name("tools.jinja"))
+    return TestClient(create_app(model, prompts, Settings("smartspec", Limits(512))))
