@@ -62,33 +62,26 @@ def test_adapters_are_chosen_as_models(path: str) -> None:
     assert missing.json()["error"]["message"] == words
 
 
-def test_adapters_are_listed_as_models() -> None:
-    asked = client(adapters=("sql", "chat"))
-    plain, sql, chat = asked.get("/v1/models").json()["data"]
-    assert [one["id"] for one in (plain, sql, chat)] == ["smartspec", "sql", "chat"]
-    assert (plain.get("parent"), sql["parent"]) == (None, "smartspec")
-    assert asked.get("/v1/models/sql").json() == sql
-
-
 def test_the_served_names() -> None:
     """Each is listed and accepted on every route, and so is `smartspec`; adapters have a parent."""
     model = Echo()
-    given = Settings("Qwen/Q-1B:Q4_K_M", Limits(512), aliases=["q"], adapters=["sql"])
+    given = Settings("Qwen/Q-1B:Q4_K_M", Limits(512), aliases=["q"], adapters=["sql", "chat"])
     asked = TestClient(create_app(model, PROMPTS, given))
     listed = asked.get("/v1/models").json()
     assert listed["models"] == []
-    first, second, adapter = listed["data"]
-    assert [one["id"] for one in (first, second)] == ["Qwen/Q-1B:Q4_K_M", "q"]
-    assert [one.get("parent") for one in listed["data"]] == [None, None, "Qwen/Q-1B:Q4_K_M"]
+    first, second, sql, chat = listed["data"]
+    assert [one["id"] for one in listed["data"]] == ["Qwen/Q-1B:Q4_K_M", "q", "sql", "chat"]
+    assert [one.get("parent") for one in (first, second)] == [None, None]
+    assert [one["parent"] for one in (sql, chat)] == ["Qwen/Q-1B:Q4_K_M"] * 2
     assert (first["max_model_len"], first["max_output_tokens"]) == (512, 511)
     assert asked.get("/v1/models/Qwen/Q-1B:Q4_K_M").json() == first
     assert asked.get("/v1/models/Qwen%2FQ-1B:Q4_K_M").json() == first
-    assert asked.get("/v1/models/sql").json() == adapter
+    assert asked.get("/v1/models/sql").json() == sql
     assert asked.get("/v1/models/smartspec").json()["id"] == "smartspec"
     for path, body in ADAPTER_BODIES.items():
         assert asked.post(path, json=body).json()["model"] == "Qwen/Q-1B:Q4_K_M"
         for name in ("Qwen/Q-1B:Q4_K_M", "q", "smartspec"):
             assert asked.post(path, json=body | {"model": name}).json()["model"] == name
         missing = asked.post(path, json=body | {"model": "gpt"}).json()["error"]["message"]
-        assert missing == "model: got 'gpt', must be 'Qwen/Q-1B:Q4_K_M' or 'q' or 'sql'"
+        assert missing == "model: got 'gpt', must be 'Qwen/Q-1B:Q4_K_M' or 'q' or 'sql' or 'chat'"
     assert all("lora_name" not in fields for fields in model.asked)
