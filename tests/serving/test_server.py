@@ -198,29 +198,6 @@ def test_seeds() -> None:
         assert sink.text == expected_text("hello", 12, sampling)
 
 
-@pytest.mark.parametrize(
-    ("num_draft_tokens", "policy", "limit", "longest"),
-    [
-        (0, "goodput", 7, 0),
-        (0, "fixed:4", 7, 0),
-        (2, "fixed:4", 7, 2),
-        (None, "fixed:4", 7, 4),
-        (7, "fixed:7", 3, 3),
-    ],
-)
-def test_the_limits_on_drafts_of_request_and_server(
-    num_draft_tokens: int | None, policy: str, limit: int, longest: int
-) -> None:
-    limits = LIMITS.model_copy(update={"max_draft_len": limit})
-    params = GenerateParams("hello", 30, num_draft_tokens=num_draft_tokens, policy=policy)
-    with running(fake_engine(accept_prob=1.0), limits) as server:
-        (sink,) = generate(server, [params], WAIT_S)
-        drafted = [k for r in server.loop.records for k in r.decision.plan.draft_lens.values()]
-    assert max(drafted) == longest
-    assert sink.progress.num_drafted == sum(drafted)
-    assert sink.text == expected_text("hello", 30)
-
-
 def test_what_cannot_be_drafted_or_verified_runs_without_drafts() -> None:
     """An engine without proposers; and one that verifies greedy text only."""
     greedy = GenerateParams("hello", 20, policy="fixed:4")
