@@ -119,11 +119,9 @@ class EagleDriver(Driver):
             drafts.append(Draft(tuple(right)))
         return drafts
 
-    def end(self, sequence: int) -> list[int]:
+    def release(self, sequence: int) -> None:
         self.target.release(sequence)
         self.proposer.release(sequence)
-        del self.unread[sequence]
-        return self.tokens.pop(sequence)
 
 
 class TreeDriver(EagleDriver):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from local_models import MAX_DRAFT_LEN, VOCAB_SIZE, check_cache, poll
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Decode, Prefill, SequenceStart, Verify, Work
+from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify, Work
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.proposer import DraftTask
 
@@ -25,7 +25,7 @@ class Driver:
     num_cached: tokens that were found in the cache, by sequence.
     """
 
-    def __init__(self, target: LocalTarget, proposer: DraftModelProposer, seed: int) -> None:
+    def __init__(self, target: LocalTarget, proposer: Any, seed: int) -> None:
         self.target, self.proposer = target, proposer
         self.rng = random.Random(seed)
         self.tokens: dict[int, list[int]] = {}
@@ -79,10 +79,13 @@ class Driver:
                 work.append(self.chunk(sequence, unread))
         self.rng.shuffle(work)
         for event in poll(self.target, *work):
-            if event.num_drafted or event.hidden is not None:
-                self.proposer.observe(event.sequence, event.num_accepted, event.hidden)
-            self.tokens[event.sequence].extend(event.tokens)
-            self.num_accepted += event.num_accepted
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        if event.num_drafted or event.hidden is not None:
+            self.proposer.observe(event.sequence, event.num_accepted, event.hidden)
+        self.tokens[event.sequence].extend(event.tokens)
+        self.num_accepted += event.num_accepted
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return self.proposer.propose(tasks)
@@ -94,12 +97,15 @@ class Driver:
         return Prefill(sequence, chunk, start, not unread)
 
     def end(self, sequence: int) -> list[int]:
-        self.target.release(sequence)
-        self.proposer.release(sequence)
-        check_cache(self.target)
-        check_cache(self.proposer)
+        """Its prompt and text."""
+        self.release(sequence)
         del self.unread[sequence]
         return self.tokens.pop(sequence)
+
+    def release(self, sequence: int) -> None:
+        for cache in (self.target, self.proposer):
+            cache.release(sequence)
+            check_cache(cache)
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:

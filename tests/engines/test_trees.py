@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from local_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_cache, make_target, poll
+from step_driver import Driver, prompts
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.base import Decode, Prefill, SequenceStart, Verify, Work
+from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify
 from smartspec_py.engines.decoding.sampling import (
     DraftRequest,
     VerifyRequest,
@@ -23,6 +24,7 @@ from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import Draft, Tree
 from smartspec_py.engines.drafts.growing import TreeTensors
 from smartspec_py.engines.local.target import LocalTarget
+from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RowInput
 
 NUM_TOKENS = 30
@@ -79,64 +81,66 @@ def plain_text(target: LocalTarget, prompt: list[int], sampling: SamplingParams)
     )
 
 
+class TreeDriver(Driver):
+    """Drafts are random trees, and some chains, with tokens of the expected texts, by sequence."""
+
+    def __init__(self, target: LocalTarget, texts: Sequence[Sequence[int]]) -> None:
+        super().__init__(target, None, seed=1)
+        self.texts = texts
+        self.drafts: dict[int, Draft] = {}
+        self.log_probs: list[list[float]] = [[] for _ in texts]
+        self.num_moved = 0
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        self.drafts = {task.sequence: self.draft(task) for task in tasks}
+        return [*self.drafts.values()]
+
+    def draft(self, task: DraftTask) -> Draft:
+        follows = self.texts[task.sequence][len(task.tokens) - self.num_prompt[task.sequence] :]
+        kind = self.rng.choice(("tree", "tree", "tree", "chain", "none"))
+        if kind == "tree":
+            return random_tree(self.rng, follows, 20)
+        right = follows[: self.rng.randint(1, 3)]
+        return Draft((*right, self.rng.randrange(VOCAB_SIZE)) if kind == "chain" else ())
+
+    def take(self, event: Event) -> None:
+        self.tokens[event.sequence] += event.tokens
+        self.log_probs[event.sequence] += [entry.log_prob for entry in event.log_probs]
+        draft = self.drafts.get(event.sequence)
+        if draft and draft.tree:
+            self.num_accepted += event.num_accepted
+            self.num_moved += event.tokens[:-1] != draft.tokens[: event.num_accepted]
+
+    def release(self, sequence: int) -> None:
+        self.target.release(sequence)
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_texts_with_trees_are_those_without(kind: str) -> None:
     """Five sequences with different samplings. A step mixes trees, chains, single tokens and
-    prompt chunks; sequences are cancelled and begin again with their text so far."""
+    prompt chunks; sequences are preempted and begin again with their text so far."""
     rng, target = random.Random(1), make_target(kind)
-    prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(3, 40))] for _ in SAMPLINGS]
-    expected = [plain_text(target, p, s) for p, s in zip(prompts, SAMPLINGS, strict=True)]
-    texts: list[list[int]] = [[] for _ in prompts]
-    log_probs: list[list[float]] = [[] for _ in prompts]
-    unread: dict[int, list[int]] = {}
-    counts: Counter[str] = Counter()
-
-    def begin(number: int) -> None:
-        known, num_prompt = prompts[number] + texts[number], len(prompts[number])
-        num_cached = target.begin(SequenceStart(number, known, num_prompt, SAMPLINGS[number]))
-        counts["reused"] += num_cached > 0
-        unread[number] = known[num_cached:]
-
-    def work_of(number: int) -> Work:
-        if unread[number]:
-            start = len(prompts[number]) + len(texts[number]) - len(unread[number])
-            size = min(len(unread[number]), rng.randint(1, 12))
-            chunk, unread[number] = unread[number][:size], unread[number][size:]
-            return Prefill(number, tuple(chunk), start, not unread[number])
-        follows = expected[number][0][len(texts[number]) :]
-        kind = rng.choice(("tree", "tree", "tree", "chain", "none"))
-        if kind == "none":
-            return Decode(number, 1)
-        if kind == "chain":
-            return Verify(number, Draft((*follows[: rng.randint(1, 3)], rng.randrange(VOCAB_SIZE))))
-        return Verify(number, random_tree(rng, follows, 20))
-
-    live = set(range(len(prompts)))
-    for number in live:
-        begin(number)
-    while live:
-        work = [work_of(number) for number in live]
-        rng.shuffle(work)
-        for event, item in zip(poll(target, *work), work, strict=True):
-            texts[event.sequence] += event.tokens
-            log_probs[event.sequence] += [entry.log_prob for entry in event.log_probs]
-            if isinstance(item, Verify) and item.draft.tree:
-                counts["accepted"] += event.num_accepted
-                counts["moved"] += event.tokens[:-1] != item.draft.tokens[: event.num_accepted]
-        for number in sorted(live):
-            if len(texts[number]) >= NUM_TOKENS:
-                target.release(number)
-                live.remove(number)
-            elif not unread[number] and rng.random() < 0.05:
-                target.release(number)  # preempted
-                begin(number)
+    starts = prompts(len(SAMPLINGS), seed=1)
+    expected = [plain_text(target, p, s) for p, s in zip(starts, SAMPLINGS, strict=True)]
+    driver = TreeDriver(target, [text for text, _ in expected])
+    for number, start in enumerate(starts):
+        driver.begin(number, start, SAMPLINGS[number])
+    texts = {}
+    while driver.tokens:
+        driver.step()
+        for number, start in enumerate(starts):
+            if len(driver.tokens.get(number, ())) >= len(start) + NUM_TOKENS:
+                texts[number] = driver.end(number)[len(start) :]
+            elif not driver.unread.get(number, True) and rng.random() < 0.05:
+                driver.begin(number, driver.end(number), SAMPLINGS[number], len(start))
         check_cache(target)
-    for text, values, (plain, plain_values) in zip(texts, log_probs, expected, strict=True):
-        assert text[:NUM_TOKENS] == plain[:NUM_TOKENS]
-        torch.testing.assert_close(values, plain_values[: len(values)], atol=1e-4, rtol=1e-4)
-    assert counts["accepted"] > 40, "the trees were not accepted"
-    assert counts["moved"] > 10, "no keys were moved"
-    assert counts["reused"], "no prefix was reused"
+    for number, (plain, log_probs) in enumerate(expected):
+        assert texts[number][:NUM_TOKENS] == plain[:NUM_TOKENS]
+        found = driver.log_probs[number]
+        torch.testing.assert_close(found, log_probs[: len(found)], atol=1e-4, rtol=1e-4)
+    assert driver.num_accepted > 40, "the trees were not accepted"
+    assert driver.num_moved > 10, "no keys were moved"
+    assert any(driver.num_cached.values()), "no prefix was reused"
 
 
 def test_sampled_trees_follow_the_distribution() -> None:
