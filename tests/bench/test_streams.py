@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from smartspec_bench.live import Load, through
 from smartspec_bench.prompts import Prompt
@@ -24,57 +26,51 @@ def test_acceptance_is_the_conditional_one() -> None:
     assert Exchange(0, 0.0).accept_prob is None
 
 
-def test_streams_over_http() -> None:
-    """Two whole answers, a refusal, and an error in a stream, two at once; then a server that is
-    not there."""
+EVENTS: list[dict[str, Any]] = [
+    *[{"text_output": "x", "num_output_tokens": 2, "num_input_tokens": 0}] * 2,
+    {"text_output": "x", "num_output_tokens": 2, "num_input_tokens": 4, "finish_reason": "length"},
+]
+OF_PROMPT = {"good": EVENTS, "breaks": [EVENTS[0], {"error": "broken"}, EVENTS[2]]}
+
+
+class Server:
+    """Refuses a prompt that is not in OF_PROMPT. most_open: requests at once."""
+
     num_open = most_open = 0
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        nonlocal num_open, most_open
-        num_open += 1
-        most_open = max(most_open, num_open)
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
         await asyncio.sleep(0.01)
-        body = await request.json()
-        if body["text_input"] == "bad":
-            num_open -= 1
+        self.num_open -= 1
+        events = OF_PROMPT.get((await request.json())["text_input"])
+        if events is None:
             return web.json_response({"error": "no such prompt"}, status=400)
         response = web.StreamResponse()
         await response.prepare(request)
-        for number in range(3):
-            event = {
-                "text_output": "x",
-                "num_output_tokens": 2,
-                "num_input_tokens": 4 if number == 2 else 0,
-                "finish_reason": "length" if number == 2 else "",
-            }
-            if body["text_input"] == "breaks" and number == 1:
-                event = {"error": "broken"}
+        for event in events:
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
-        num_open -= 1
         return response
 
+
+def test_streams_over_http() -> None:
+    """Two whole answers, a refusal, and an error in a stream, two at once; then a server that is
+    not there."""
+    server, app = Server(), web.Application()
+    app.router.add_post("/v2/models/smartspec/generate_stream", server.answer)
+
     async def run() -> list[Exchange]:
-        app = web.Application()
-        app.router.add_post("/v2/models/smartspec/generate_stream", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        try:
-            async with HttpStreams(f"http://127.0.0.1:{port}") as streams:
-                prompts = [Prompt(text) for text in ("good", "bad", "good", "breaks")]
-                found = await through(streams, LOAD)("goodput", prompts, 2)
-            async with HttpStreams("http://127.0.0.1:9") as streams:
-                return [*found, *await through(streams, LOAD)("none", [Prompt("a")], 1)]
-        finally:
-            await runner.cleanup()
+        async with TestServer(app) as http, HttpStreams(str(http.make_url("/"))[:-1]) as streams:
+            prompts = [Prompt(text) for text in ("good", "bad", "good", "breaks")]
+            found = await through(streams, LOAD)("goodput", prompts, 2)
+        async with HttpStreams("http://127.0.0.1:9") as streams:
+            return [*found, *await through(streams, LOAD)("none", [Prompt("a")], 1)]
 
     exchanges = asyncio.run(run())
     *errors, gone = [exchange.error for exchange in exchanges]
     assert "Connect" in (gone or "")
     assert errors == [None, 'HTTP 400: {"error": "no such prompt"}', None, "broken"]
-    assert most_open == 2
+    assert server.most_open == 2
     good = exchanges[2]
     assert (good.chunk_tokens, good.num_input_tokens) == ([2, 2, 2], 4)
     assert good.scheduled_s <= good.chunk_s[0] <= good.chunk_s[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +53,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
+def check_call(text: str) -> None:
+    """It is one call that fits SCHEMA, and no other text."""
+    parser = ToolParser({"find": {"where": ("string",), "number": ("integer",)}})
+    found = parser.feed(text)
+    found.add(parser.finish())
+    [call] = found.calls
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments["where"] in PLACE["enum"]
+    assert 0 <= arguments["number"] <= 99
+    assert not found.content.strip()
+
+
 @pytest.mark.parametrize("call_format", CallFormat)
 @pytest.mark.parametrize("is_behind_thought", [False, True])
 def test_required_calls_are_the_same_with_every_policy(
@@ -61,21 +74,11 @@ def test_required_calls_are_the_same_with_every_policy(
     if is_behind_thought:
         grammar = behind_reasoning("ebnf_grammar", grammar, "tools", False, end_is_token=True)[1]
     guide = {"guide_type": GuideType.EBNF_GRAMMAR, "guide": grammar}
+    first = GenerateParams("Call it:", 120, temperature=0.9, **guide)
     texts = []
     for policy, proposer in (("none", None), ("fixed:5", "grammar"), ("goodput", None)):
-        params = [
-            GenerateParams(
-                "Call it:",
-                120,
-                seed=seed,
-                temperature=0.9,
-                policy=policy,
-                proposer=proposer,
-                **guide,
-            )
-            for seed in range(1, 5)
-        ]
-        sinks = generate(server, params, 60.0)
+        asked = replace(first, policy=policy, proposer=proposer)
+        sinks = generate(server, [replace(asked, seed=seed) for seed in range(1, 5)], 60.0)
         assert [sink.error for sink in sinks] == [None] * 4
         texts.append([(sink.tokens, sink.text) for sink in sinks])
     assert texts[0] == texts[1] == texts[2]
@@ -83,14 +86,7 @@ def test_required_calls_are_the_same_with_every_policy(
     assert len(finished) >= 2
     for text in finished:
         assert text.startswith("<think>") <= is_behind_thought
-        parser = ToolParser({"find": {"where": ("string",), "number": ("integer",)}})
-        found = parser.feed(text.rpartition("</think>")[2].lstrip())
-        found.add(parser.finish())
-        [call] = found.calls
-        arguments = json.loads(call["function"]["arguments"])
-        assert arguments["where"] in PLACE["enum"]
-        assert 0 <= arguments["number"] <= 99
-        assert not found.content.strip()
+        check_call(text.rpartition("</think>")[2].lstrip())
     if call_format is CallFormat.HERMES:
         number = server.intake._engine.tokenizer.token_to_id("<tool_call>")
         assert all(number in sink.tokens for sink in sinks if sink.finish_reason == "stop")

@@ -270,26 +270,31 @@ class SilentTarget(FakeTarget):
         return events
 
 
+def hanging_engine(hanging: str, is_blocked: threading.Event, let_go: threading.Event) -> Engine:
+    """In this method from the third step on, or without events. Sets is_blocked when it hangs."""
+    engine = fake_engine()
+    if hanging == "silent":
+        is_blocked.set()
+        return replace(engine, target=SilentTarget(CAPABILITIES))
+    owner = engine.target if hanging == "poll" else engine.proposers[DRAFT_MODEL]
+    works = getattr(owner, hanging)
+
+    def blocked(argument: Any) -> Any:
+        if engine.target.num_steps >= 2:
+            is_blocked.set()
+            let_go.wait(WAIT_S)
+        return works(argument)
+
+    setattr(owner, hanging, blocked)
+    return engine
+
+
 @pytest.mark.parametrize("hanging", ["poll", "propose", "silent"])
 def test_a_hung_engine_fails_every_request_once_and_ends_the_server(hanging: str) -> None:
     """Nobody answers a health check while the engine hangs; then it has the reason."""
     deaths: list[str] = []
     is_blocked, let_go = threading.Event(), threading.Event()
-    engine = fake_engine()
-    if hanging == "silent":
-        engine = replace(engine, target=SilentTarget(CAPABILITIES))
-        is_blocked.set()
-    else:
-        owner = engine.target if hanging == "poll" else engine.proposers[DRAFT_MODEL]
-        works = getattr(owner, hanging)
-
-        def blocked(argument: Any) -> Any:
-            if engine.target.num_steps >= 2:
-                is_blocked.set()
-                let_go.wait(WAIT_S)
-            return works(argument)
-
-        setattr(owner, hanging, blocked)
+    engine = hanging_engine(hanging, is_blocked, let_go)
     sinks = [LocalSink() for _ in range(3)]
     check = LocalSink()
     with running(engine, HURRIED, deaths.append) as server:
