@@ -29,10 +29,16 @@ def allowed(mode: str, *tools: Any) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": found}}
 
 
-def client(model: Echo | None = None, **settings: Any) -> TestClient:
-    """Of an endpoint with this model, and other settings beside a context of 512 tokens."""
-    given = Settings("smartspec", Limits(512), **settings)
-    return TestClient(create_app(model or Echo(), PROMPTS, given))
+def http(
+    model: Any = None,
+    prompts: Prompts = PROMPTS,
+    context_len: int = 512,
+    name: str = "smartspec",
+    **settings: Any,
+) -> TestClient:
+    """Of an endpoint with this model, or one that always answers the same."""
+    given = Settings(name, Limits(context_len), **settings)
+    return TestClient(create_app(model or Echo(), prompts, given))
 
 
 def events(text: str) -> list[Any]:
@@ -47,5 +53,4 @@ CALLS = ("I look.<tool", '_call>{"name": "weather", "argu', 'ments": {"a": 1}}</
 
 def tool_client(model: Echo) -> TestClient:
     """The same with a template that tells the model of tools."""
-    prompts = Prompts(TINY, Path(__file__).with_name("tools.jinja"))
-    return TestClient(create_app(model, prompts, Settings("smartspec", Limits(512))))
+    return http(model, Prompts(TINY, Path(__file__).with_name("tools.jinja")))

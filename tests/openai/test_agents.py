@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from endpoint_client import CHAT, HELLO, http
 from standins import TINY, Echo
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.apis.routes import error_document
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import PromptTooLong
 from smartspec_gateway.openai.formats.prompts import Prompts
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"
-HELLO = [{"role": "user", "content": "Hello!"}]
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HELLO},
     RESPONSES: {"input": HELLO},
@@ -34,11 +30,6 @@ LIMITS = [
     (MESSAGES, "max_tokens"),
 ]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ VARIABLE }}"
-
-
-def http(model: Echo, prompts: Prompts | None = None) -> TestClient:
-    given = Settings("smartspec", Limits(512))
-    return TestClient(create_app(model, prompts or Prompts(TINY), given))
 
 
 @pytest.mark.parametrize("stream", [False, True])

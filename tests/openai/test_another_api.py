@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import endpoint_client
 import pytest
 from fastapi.testclient import TestClient
-from standins import TINY, Echo
 
-from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.apis import routes
 from smartspec_gateway.openai.apis.chat_schema import ChatRequest
 from smartspec_gateway.openai.apis.choices import Choice, Prepared
-from smartspec_gateway.openai.apis.requests import Requests, Settings
+from smartspec_gateway.openai.apis.requests import Requests
 from smartspec_gateway.openai.apis.route import Route
 from smartspec_gateway.openai.apis.schema import OPEN, OpenBody, Sampling
 from smartspec_gateway.openai.apis.validation import validated
 from smartspec_gateway.openai.apis.writer import Count, Event, Writer
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.logprobs import TokenBytes
 from smartspec_gateway.openai.model import Piece
 
@@ -68,7 +65,7 @@ ROUTE = Route(PlainRequest.route, PlainRequest, prepared, PlainWriter, plain_err
 @pytest.fixture
 def http(monkeypatch: pytest.MonkeyPatch) -> TestClient:
     monkeypatch.setattr(routes, "ROUTES", (*routes.ROUTES, ROUTE))
-    return TestClient(create_app(Echo(), Prompts(TINY), Settings("smartspec", Limits(512))))
+    return endpoint_client.http()
 
 
 def test_it_is_served_and_described(http: TestClient) -> None:

@@ -16,8 +16,8 @@ from endpoint_client import (
     TOOL,
     WITH_TOOLS,
     allowed,
-    client,
     events,
+    http,
     tool_client,
 )
 from standins import Echo, text_with
@@ -106,13 +106,13 @@ def test_a_response_format_becomes_a_grammar() -> None:
     ]
     for field, given, kind, guide in cases:
         model = Echo()
-        answer = client(model).post(CHAT, json={"messages": HELLO, field: given})
+        answer = http(model).post(CHAT, json={"messages": HELLO, field: given})
         assert answer.status_code == 200, answer.text
         (asked,) = model.asked
         assert asked["guided_decoding_guide_type"] == kind
         assert json.loads(asked["guided_decoding_guide"]) == guide
     model = Echo()
-    client(model).post(CHAT, json={"messages": HELLO, "response_format": {"type": "text"}})
+    http(model).post(CHAT, json={"messages": HELLO, "response_format": {"type": "text"}})
     assert "guided_decoding_guide" not in model.asked[0]
 
 

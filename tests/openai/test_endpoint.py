@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_client import CHAT, HELLO, PROMPTS, TEXTS, client, events
+from endpoint_client import CHAT, HELLO, PROMPTS, TEXTS, events, http
 from standins import Echo
 from starlette.routing import Route
 
@@ -34,7 +34,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "stop_token_ids": [5, 6],
         "speculation_policy": "fixed:2",
     }
-    answer = client(model).post(CHAT, json=body).json()
+    answer = http(model).post(CHAT, json=body).json()
     prompt = "Task: chat\nUser: Hello!\nAssistant: Hi.\nUser: Hello!\nAnswer:"
     first, second = model.asked
     assert first["input_ids"] == second["input_ids"] == PROMPTS.encode(prompt)
@@ -60,7 +60,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
 def test_streams_have_usage_as_asked_and_end_with_done() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"messages": HELLO, "stream": True, "stream_options": options}
-    role, one, two, end, usage, done = events(client().post(CHAT, json=body).text)
+    role, one, two, end, usage, done = events(http().post(CHAT, json=body).text)
     assert role["choices"][0]["delta"]["role"] == "assistant"
     assert one["choices"][0]["delta"] == {"content": "one"}
     assert two["choices"][0]["delta"] == {"content": " two"}
@@ -74,12 +74,12 @@ def test_streams_have_usage_as_asked_and_end_with_done() -> None:
 def test_several_prompts_and_echo() -> None:
     body = {"prompt": ["a", "b"], "echo": True, "n": 2}
     model = Echo()
-    answer = client(model).post(TEXTS, json=body).json()
+    answer = http(model).post(TEXTS, json=body).json()
     assert model.asked[0]["max_tokens"] == 511, "the rest of the context"
     assert [c["text"] for c in answer["choices"]] == ["aone two"] * 2 + ["bone two"] * 2
     assert answer["usage"]["prompt_tokens"] == 2
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 10, "5 of each"
-    stream = client().post(TEXTS, json={"prompt": "a", "echo": True, "stream": True})
+    stream = http().post(TEXTS, json={"prompt": "a", "echo": True, "stream": True})
     assert [one["choices"][0]["text"] for one in events(stream.text)[:-1][:2]] == ["aone", " two"]
 
 
@@ -109,10 +109,10 @@ def test_many_prompts_run_some_at_once() -> None:
             self.num_running -= 1
 
     model = Counting()
-    answer = client(model).post(TEXTS, json={"prompt": ["x"] * 64, "n": 2})
+    answer = http(model).post(TEXTS, json={"prompt": ["x"] * 64, "n": 2})
     assert [one["index"] for one in answer.json()["choices"]] == list(range(128))
     assert model.most == 16
-    refused = client(model).post(TEXTS, json={"prompt": ["x"] * 65, "n": 2})
+    refused = http(model).post(TEXTS, json={"prompt": ["x"] * 65, "n": 2})
     assert refused.json()["error"]["param"] == "n"
 
 
@@ -120,14 +120,14 @@ def test_errors_of_the_model() -> None:
     refused = ApiError(400, "prompt: got 9 tokens, must be at most 8 tokens", "prompt")
     for stream in (False, True):
         body = {"messages": HELLO, "stream": stream}
-        answer = client(Echo(refused)).post(CHAT, json=body)
+        answer = http(Echo(refused)).post(CHAT, json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "prompt"
         assert answer.json()["error"]["message"].startswith("prompt: got 9 tokens")
     full = ApiError(503, "the queue is full", retry_after_s=1)
-    answer = client(Echo(full)).post(TEXTS, json={"prompt": "x"})
+    answer = http(Echo(full)).post(TEXTS, json={"prompt": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    late = client(Echo(full, num_before=1))
+    late = http(Echo(full, num_before=1))
     found = events(late.post(TEXTS, json={"prompt": "x", "stream": True}).text)
     assert found[0]["choices"][0]["text"] == "one"
     assert found[1] == full.body, "no [DONE] after an error"
@@ -135,14 +135,14 @@ def test_errors_of_the_model() -> None:
 
 def test_chunks_have_counts_if_asked() -> None:
     body = {"messages": HELLO, "stream": True, "return_spec_metrics": "detailed"}
-    found = events(client().post(CHAT, json=body).text)[1]["choices"][0]["speculation"]
+    found = events(http().post(CHAT, json=body).text)[1]["choices"][0]["speculation"]
     names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "proposer", "tokens"}
     assert (found.keys(), found["num_tokens"]) == (names, 1)
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_the_pages_need_nothing_from_elsewhere(path: str) -> None:
-    found = client(api_keys=("key",)).get(path)
+    found = http(api_keys=("key",)).get(path)
     assert found.status_code == 200
     assert "https:" not in found.text
     assert "http:" not in found.text
@@ -150,7 +150,7 @@ def test_the_pages_need_nothing_from_elsewhere(path: str) -> None:
 
 
 def test_the_page_of_the_api_has_the_fields_of_each_route() -> None:
-    text = client().get("/docs").text
+    text = http().get("/docs").text
     assert "<h2><code>POST /v1/chat/completions</code></h2>" in text
     assert "<td><code><b>messages</b></code></td><td>array</td>" in text
     assert "<td><code>temperature</code></td><td>number 0..2</td><td>1.0</td>" in text

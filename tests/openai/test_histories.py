@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from endpoint_client import http
 from standins import TINY, Echo
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.formats.prompts import Prompts
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -58,7 +55,7 @@ def told(folder: Path, template: str, path: str, **body: Any) -> str:
     """The prompt that the server makes of a request."""
     (folder / "chat.jinja").write_text(template)
     prompts, model = Prompts(TINY, folder / "chat.jinja"), Echo()
-    client = TestClient(create_app(model, prompts, Settings("smartspec", Limits(512))))
+    client = http(model, prompts)
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return prompts.decode(model.asked[0]["input_ids"])

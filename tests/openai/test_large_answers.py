@@ -10,27 +10,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from standins import TINY, Echo
+from endpoint_client import CHAT, HELLO, TEXTS, http
+from standins import Echo
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app
-from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.json_parts import PART, Encoded, parts, sliced
 from smartspec_gateway.openai.logprobs import MAX_ENTRIES, documents
 from smartspec_gateway.openai.model import Model, Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES
-
-PROMPTS = Prompts(TINY)
-CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
-HELLO = [{"role": "user", "content": "Hello!"}]
-
-
-def client(model: Any, context_len: int) -> TestClient:
-    return TestClient(create_app(model, PROMPTS, Settings("smartspec", Limits(context_len))))
-
 
 FULL = {"logprobs": True, "top_logprobs": 20}
 TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
@@ -45,11 +32,11 @@ TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
 def test_an_answer_that_would_be_too_large_is_refused(path: str, body: dict[str, Any]) -> None:
     """Before anything is generated, with the fields and the range. As a stream it is served."""
     model = Echo()
-    error = client(model, 8192).post(path, json=body).json()["error"]
+    error = http(model, context_len=8192).post(path, json=body).json()["error"]
     assert error["param"] == "n"
     assert f"21 log-probabilities each, must be at most {MAX_ANSWER_VALUES} val" in error["message"]
     assert not model.asked
-    assert client(model, 8192).post(path, json=body | {"stream": True}).status_code == 200
+    assert http(model, context_len=8192).post(path, json=body | {"stream": True}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -63,7 +50,7 @@ def test_an_answer_that_would_be_too_large_is_refused(path: str, body: dict[str,
     ],
 )
 def test_a_whole_context_of_log_probs_is_served(path: str, body: dict[str, Any]) -> None:
-    assert client(Echo(), 8192).post(path, json=body).status_code == 200
+    assert http(context_len=8192).post(path, json=body).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -173,7 +160,7 @@ def test_a_long_text_arrives_whole(path: str, streams: bool) -> None:
         body = {"prompt": "a", "stream": streams}
     elif path == "/v1/responses":
         body = {"input": "a", "stream": streams}
-    answer = client(model, 512).post(path, json=body)
+    answer = http(model).post(path, json=body)
     assert answer.status_code == 200
     found = answer.content.decode()
     assert found.count("é") >= 100_000

@@ -11,15 +11,13 @@ import anthropic
 import pytest
 from anthropic.types import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParams
-from fastapi.testclient import TestClient
+from endpoint_client import HELLO, PROMPTS, http
 from pydantic import ValidationError
 from standins import TINY, Echo, text_with
 
-from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.apis.messages import StopFinder, chat_of
 from smartspec_gateway.openai.apis.messages_schema import MessagesPrompt, MessagesRequest
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app, openai_error
+from smartspec_gateway.openai.app import openai_error
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.model import Piece
@@ -30,7 +28,6 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
 FORCED = ('<tool_call>\n{"name": "wea', 'ther", "arguments": {"a": [', "1]}", "}\n</tool_call>")
 PARTS = ("<think>I need", " it.</think>\n", "I look.", CALL, CALL)
 TOOL: Any = {"name": "weather", "input_schema": {"type": "object"}, "cache_control": {}}
-HELLO: Any = [{"role": "user", "content": "Hello!"}]
 ASKED: Any = {"model": "smartspec", "max_tokens": 9, "messages": HELLO}
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
@@ -46,13 +43,8 @@ def prompts(tmp_path: Path) -> Prompts:
     return Prompts(TINY, tmp_path / "chat.jinja")
 
 
-def http(model: Echo, prompts: Prompts | None = None, **settings: Any) -> TestClient:
-    given = Settings("smartspec", Limits(512), **settings)
-    return TestClient(create_app(model, prompts or Prompts(TINY), given))
-
-
 def sdk(
-    model: Echo, prompts: Prompts | None = None, key: str = "none", **settings: Any
+    model: Echo, prompts: Prompts = PROMPTS, key: str = "none", **settings: Any
 ) -> anthropic.Anthropic:
     client = http(model, prompts, **settings)
     url = "http://testserver"

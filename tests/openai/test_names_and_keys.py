@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from endpoint_client import CHAT, HELLO, PROMPTS, TEXTS, client
-from fastapi.testclient import TestClient
+from endpoint_client import CHAT, HELLO, TEXTS, http
 from standins import Echo
-
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app
 
 
 def test_api_keys() -> None:
-    asked = client(api_keys=("first", "second"))
+    asked = http(api_keys=("first", "second"))
     assert asked.get("/health").status_code == 200
     for path in ("/v1/models", "/metrics"):
         assert asked.get(path).status_code == 401
@@ -26,7 +21,7 @@ def test_api_keys() -> None:
 def test_each_api_key_is_a_tenant(header: str) -> None:
     """The model gets a hash of the key. A client cannot name another tenant."""
     model, (name, before) = Echo(), header.split(": ")
-    asked = client(model, api_keys=("first", "second"))
+    asked = http(model, api_keys=("first", "second"))
     body = {"model": "smartspec", "messages": HELLO, "n": 2, "seed": 1}
     for key in ("first", "second", "first"):
         assert asked.post(CHAT, json=body, headers={name: before + key}).status_code == 200
@@ -36,7 +31,7 @@ def test_each_api_key_is_a_tenant(header: str) -> None:
     assert not {"first", "second"} & set(tenants)
     refused = asked.post(CHAT, json={**body, "tenant": "x"}, headers={name: before + "first"})
     assert refused.status_code == 400
-    assert client(model).post(CHAT, json=body).status_code == 200
+    assert http(model).post(CHAT, json=body).status_code == 200
     assert "tenant" not in model.asked[-1]
 
 
@@ -51,7 +46,7 @@ ADAPTER_BODIES = {
 @pytest.mark.parametrize("path", ADAPTER_BODIES)
 def test_adapters_are_chosen_as_models(path: str) -> None:
     model, body = Echo(), ADAPTER_BODIES[path]
-    asked = client(model, adapters=("sql", "chat"))
+    asked = http(model, adapters=("sql", "chat"))
     for name in ("sql", "smartspec"):
         assert asked.post(path, json={**body, "model": name}).json()["model"] == name
     assert asked.post(path, json=body).json()["model"] == "smartspec"
@@ -65,8 +60,8 @@ def test_adapters_are_chosen_as_models(path: str) -> None:
 def test_the_served_names() -> None:
     """Each is listed and accepted on every route, and so is `smartspec`; adapters have a parent."""
     model = Echo()
-    given = Settings("Qwen/Q-1B:Q4_K_M", Limits(512), aliases=["q"], adapters=["sql", "chat"])
-    asked = TestClient(create_app(model, PROMPTS, given))
+    name = "Qwen/Q-1B:Q4_K_M"
+    asked = http(model, name=name, aliases=["q"], adapters=["sql", "chat"])
     listed = asked.get("/v1/models").json()
     assert listed["models"] == []
     first, second, sql, chat = listed["data"]

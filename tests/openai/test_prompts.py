@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_client import CHAT, HELLO, TEXTS, TOOL, client
+from endpoint_client import CHAT, HELLO, TEXTS, TOOL, http
 from standins import TINY, Echo
 
 from smartspec_gateway.openai.errors import ApiError
@@ -15,7 +15,7 @@ from smartspec_gateway.openai.formats.prompts import PromptError, Prompts
 
 
 def test_models_tokens_and_health() -> None:
-    asked = client()
+    asked = http()
     (model,) = asked.get("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"]) == ("smartspec", 512)
     assert asked.get("/v1/models/smartspec").json() == model
@@ -24,7 +24,7 @@ def test_models_tokens_and_health() -> None:
     assert asked.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "Hello there"}
     wrong = asked.post("/detokenize", json={"tokens": [99_999]}).json()["error"]
     assert wrong["message"] == "tokens: got 99999, must be in 0..2047"
-    assert client(Echo(ApiError(503, ""))).get("/health").status_code == 503
+    assert http(Echo(ApiError(503, ""))).get("/health").status_code == 503
     missing = asked.post(TEXTS, json={"prompt": "x", "model": "gpt"})
     assert missing.status_code == 404
     assert "'smartspec'" in missing.json()["error"]["message"]
@@ -43,14 +43,14 @@ def test_models_tokens_and_health() -> None:
     ],
 )
 def test_what_cannot_be_tokenized(body: dict[str, Any], param: str, part: str) -> None:
-    answer = client().post("/tokenize", json=body)
+    answer = http().post("/tokenize", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert part in answer.json()["error"]["message"]
 
 
 def test_tokens_of_messages_are_those_of_the_chat() -> None:
     model = Echo()
-    asked = client(model)
+    asked = http(model)
     asked.post(CHAT, json={"messages": HELLO})
     tokens = asked.post("/tokenize", json={"messages": HELLO, "model": "smartspec"}).json()[
         "tokens"

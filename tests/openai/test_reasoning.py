@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint_client import HELLO, http
 from fastapi.testclient import TestClient
 from standins import TINY, Echo, text_with
 from tokenizers import Tokenizer
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.formats.reasoning import ReasoningParser, ends_in_reasoning, is_open
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.structured.compiler import GrammarCompiler
 
 CHAT = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "Hello!"}]
 TEMPLATE = (
     "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}{{ tools }}"
     "{% if is_inside %}<think>\n{% endif %}"
@@ -76,9 +73,7 @@ def test_ends_of_prompts() -> None:
 def client(folder: Path, model: Echo) -> TestClient:
     template = folder / "reasoning.jinja"
     template.write_text(TEMPLATE)
-    return TestClient(
-        create_app(model, Prompts(TINY, template), Settings("smartspec", Limits(512)))
-    )
+    return http(model, Prompts(TINY, template))
 
 
 def test_chats_have_their_reasoning_apart(tmp_path: Path) -> None:
@@ -131,7 +126,7 @@ def test_a_call_after_reasoning_is_found(tmp_path: Path) -> None:
 
 def test_models_without_reasoning_keep_their_text() -> None:
     model = text_with("<think>a</think>b")
-    asked = TestClient(create_app(model, Prompts(TINY), Settings("smartspec", Limits(512))))
+    asked = http(model)
     message = asked.post(CHAT, json={"messages": HELLO}).json()["choices"][0]["message"]
     assert message["content"] == "<think>a</think>b"
     assert "reasoning_content" not in message

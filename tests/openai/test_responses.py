@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from fastapi.testclient import TestClient
+from endpoint_client import PROMPTS, http
 from openai.types.responses.response_create_params import ResponseCreateParams
 from standins import TINY, Echo, text_with
 
 import openai
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.apis.responses import chat_of
 from smartspec_gateway.openai.apis.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.apis.schema import REFUSED
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.prompts import Prompts
 
@@ -41,12 +38,7 @@ def prompts(tmp_path: Path) -> Prompts:
     return Prompts(TINY, tmp_path / "chat.jinja")
 
 
-def http(model: Echo, prompts: Prompts | None = None) -> TestClient:
-    app = create_app(model, prompts or Prompts(TINY), Settings("smartspec", Limits(512)))
-    return TestClient(app)
-
-
-def sdk(model: Echo, prompts: Prompts | None = None) -> openai.OpenAI:
+def sdk(model: Echo, prompts: Prompts = PROMPTS) -> openai.OpenAI:
     return openai.OpenAI(
         base_url="http://testserver/v1",
         api_key="none",

@@ -9,8 +9,8 @@ from endpoint_client import (
     PROMPTS,
     TEXTS,
     WITH_TOOLS,
-    client,
     events,
+    http,
     tool_client,
 )
 from standins import Echo, scored, text_with
@@ -23,14 +23,14 @@ def test_a_prompt_alone_can_be_scored() -> None:
     logs = {"prompt": scored(*prompt[1:]), "output": scored(300)}
     model = Echo(pieces=[Piece("x", 1, "stop", len(prompt), log_probs=logs)])
     body = {"prompt": "Hello there", "max_tokens": 0, "echo": True, "logprobs": 1}
-    answer = client(model).post(TEXTS, json=body).json()
+    answer = http(model).post(TEXTS, json=body).json()
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Hello there", "length")
     assert len(choice["logprobs"]["tokens"]) == len(prompt)
     assert answer["usage"]["completion_tokens"] == 0
     assert model.asked[0]["max_tokens"] == 1
     for path, more in ((TEXTS, {"prompt": "x"}), (CHAT, {"messages": HELLO})):
-        refused = client().post(path, json={"max_tokens": 0, **more}).json()["error"]
+        refused = http().post(path, json={"max_tokens": 0, **more}).json()["error"]
         assert refused["param"] == "max_tokens"
 
 
@@ -39,7 +39,7 @@ def test_log_probs_of_parts_of_a_character() -> None:
     prompt = PROMPTS.encode("🙂 hello")
     model = Echo(pieces=[Piece("", 1, "stop", 9, log_probs={"prompt": scored(*prompt[1:])})])
     body = {"prompt": "🙂 hello", "echo": True, "logprobs": 2}
-    found = client(model).post(TEXTS, json=body).json()["choices"][0]["logprobs"]
+    found = http(model).post(TEXTS, json=body).json()["choices"][0]["logprobs"]
     parts = [token for token in found["tokens"] if token.startswith("bytes:\\x")]
     assert "".join(parts).replace("bytes:", "") == "".join(f"\\x{b:02x}" for b in "🙂".encode())
     assert len(parts) > 1
@@ -49,7 +49,7 @@ def test_log_probs_of_parts_of_a_character() -> None:
 
 def test_events_keep_their_lines_and_their_log_probs() -> None:
     text = "a\u2028b\u2029c\x85d"
-    answer = client(text_with(text)).post(CHAT, json={"messages": HELLO, "stream": True}).text
+    answer = http(text_with(text)).post(CHAT, json={"messages": HELLO, "stream": True}).text
     assert not {"\u2028", "\u2029", "\x85"} & set(answer)
     assert events(answer)[1]["choices"][0]["delta"]["content"] == text
     pieces = [Piece(part, 1, log_probs={"output": scored(300 + i)}) for i, part in enumerate(CALLS)]
@@ -63,13 +63,13 @@ def test_log_probs_of_a_chat() -> None:
     tokens = PROMPTS.encode("yes é", add_special_tokens=False)
     model = Echo(pieces=[Piece("yes é", 2, "stop", 5, log_probs={"output": scored(*tokens)})])
     body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
-    choice = client(model).post(CHAT, json=body).json()["choices"][0]
+    choice = http(model).post(CHAT, json=body).json()["choices"][0]
     content = choice["logprobs"]["content"]
     assert bytes(byte for one in content for byte in one["bytes"]).decode() == "yes é"
     assert [one["logprob"] for one in content] == [-0.5] * len(tokens)
     assert [len(one["top_logprobs"]) for one in content] == [2] * len(tokens)
     assert model.asked[0]["return_token_log_probs"] == 2
-    off = client(Echo()).post(CHAT, json=body | {"logprobs": False})
+    off = http(Echo()).post(CHAT, json=body | {"logprobs": False})
     assert off.status_code == 400
 
 
@@ -80,7 +80,7 @@ def test_log_probs_with_echo() -> None:
     model = Echo(pieces=[Piece("x", 1, log_probs=logs), Piece("", 0, "stop", len(prompt))])
     for given in ("Hello there", prompt, [prompt]):
         body = {"prompt": given, "echo": True, "logprobs": 1, "stream": True}
-        found = events(client(model).post(TEXTS, json=body).text)
+        found = events(http(model).post(TEXTS, json=body).text)
         first = found[0]["choices"][0]
         assert first["text"] == "Hello therex"
         logs = first["logprobs"]

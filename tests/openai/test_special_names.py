@@ -6,12 +6,9 @@ import random
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from standins import TINY, Echo
+from endpoint_client import http
+from standins import TINY
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
 
@@ -61,8 +58,7 @@ def test_characters_are_counted_before_they_are_searched(
     path: str, body: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SpecialNames, "cut", lambda *_: pytest.fail("searched"))
-    app = create_app(Echo(), Prompts(TINY), Settings("smartspec", Limits(512)))
-    error = TestClient(app).post(path, json=body).json()["error"]
+    error = http().post(path, json=body).json()["error"]
     assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     assert error["message"].endswith("characters, must be at most 32768 characters")
 
@@ -71,7 +67,6 @@ def test_more_cuts_than_tokens_of_the_context_are_refused(monkeypatch: pytest.Mo
     """Each part between cuts is a text for the tokenizer, and has a token or more."""
     prompts = Prompts(TINY)
     monkeypatch.setattr(prompts, "encode_chat", lambda _: pytest.fail("tokenized"))
-    app = create_app(Echo(), prompts, Settings("smartspec", Limits(512)))
     body = {"messages": [{"role": "user", "content": "<|end|>" * 512}]}
-    error = TestClient(app).post("/v1/chat/completions", json=body).json()["error"]
+    error = http(prompts=prompts).post("/v1/chat/completions", json=body).json()["error"]
     assert "got 512 tokens or more, must be at most 511 tokens" in error["message"]

@@ -11,16 +11,13 @@ from typing import Any
 
 import pytest
 from anthropic.types import RawMessageStreamEvent
-from fastapi.testclient import TestClient
+from endpoint_client import http
 from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from standins import TINY, Echo, scored, text_with
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.apis.writer import DONE
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.model import Piece
@@ -145,7 +142,7 @@ def prompts(tmp_path: Path) -> Prompts:
 
 def stream(prompts: Prompts, model: Echo, path: str, **fields: Any) -> list[dict[str, Any]]:
     """The events. Their names are their types."""
-    client = TestClient(create_app(model, prompts, Settings("smartspec", Limits(512))))
+    client = http(model, prompts)
     answer = client.post(path, json=BODIES[path] | {"stream": True} | fields)
     assert answer.status_code == 200, answer.text
     found = []

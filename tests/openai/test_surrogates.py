@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint_client import http
 from fastapi.testclient import TestClient
 from standins import TINY, text_with
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 
@@ -28,7 +26,7 @@ REFUSING = "{{ raise_exception(messages[0].tool_calls[0].function.arguments.a) }
 def client(tmp_path: Path, template: str, *answer: str) -> tuple[TestClient, Any]:
     (tmp_path / "chat.jinja").write_text(template)
     model, prompts = text_with(*answer), Prompts(TINY, tmp_path / "chat.jinja")
-    return TestClient(create_app(model, prompts, Settings("smartspec", Limits(512)))), model
+    return http(model, prompts), model
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint_client import http
 from fastapi.testclient import TestClient
 from standins import TINY, Echo
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.requests import Settings
-from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.formats.prompts import RESERVED, PromptError, Prompts
 
 LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
@@ -78,8 +76,7 @@ def client(folder: Path, template: str, model: Echo | None = None) -> TestClient
     (folder / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
     config = {"bos_token": "<|b|>", "eos_token": {"content": "<|e|>"}, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    app = create_app(model or Echo(), Prompts(folder), Settings("smartspec", Limits(512)))
-    return TestClient(app)
+    return http(model, Prompts(folder))
 
 
 def prompt(folder: Path, template: str, messages: list[dict[str, Any]], **more: Any) -> str:

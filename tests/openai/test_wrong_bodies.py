@@ -6,7 +6,7 @@ import json
 from typing import Any, get_args
 
 import pytest
-from endpoint_client import CHAT, CUSTOM, HELLO, JSON, TEXTS, TOOL, allowed, client
+from endpoint_client import CHAT, CUSTOM, HELLO, JSON, TEXTS, TOOL, allowed, http
 from openai.types.chat.completion_create_params import CompletionCreateParams as ChatParams
 from openai.types.completion_create_params import CompletionCreateParams as TextParams
 from pydantic import ValidationError
@@ -130,7 +130,7 @@ TEXT, PART_X = "messages.0.content.0.text", "messages.0.content.0.x"
 def test_wrong_fields_are_named(changed: dict[str, Any], param: str | None, part: str) -> None:
     model = Echo()
     body = json.dumps({"messages": HELLO, **changed}).encode()
-    answer = client(model).post(CHAT, content=body, headers=JSON)
+    answer = http(model).post(CHAT, content=body, headers=JSON)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -187,10 +187,10 @@ def test_null_and_fields_without_effect_change_nothing() -> None:
     nulls: dict[str, Any] = dict.fromkeys(NULLS)
     chat_nulls = nulls | dict.fromkeys(["parallel_tool_calls", "tools", "top_logprobs"])
     for more in ({}, chat_nulls, IGNORED | OF_CHATS):
-        answer = client(model).post(CHAT, json={"messages": HELLO, **more})
+        answer = http(model).post(CHAT, json={"messages": HELLO, **more})
         assert answer.status_code == 200, answer.text
     for more in ({}, nulls | {"echo": None, "best_of": None}, IGNORED):
-        answer = client(model).post(TEXTS, json={"prompt": "Hello", **more})
+        answer = http(model).post(TEXTS, json={"prompt": "Hello", **more})
         assert answer.status_code == 200, answer.text
     assert model.asked[0] == model.asked[1] == model.asked[2]
     assert model.asked[3] == model.asked[4] == model.asked[5]
@@ -209,7 +209,7 @@ def test_what_is_not_json_for_this_server() -> None:
         ({"Content-Type": "text/plain"}, 400),
         ({"Content-Type": "application/vnd.api+json; charset=utf-8"}, 200),
     ):
-        answer = client().post(TEXTS, content=b'{"prompt":"x"}', headers=headers)
+        answer = http().post(TEXTS, content=b'{"prompt":"x"}', headers=headers)
         assert answer.status_code == status
         assert status == 200 or answer.json()["error"]["message"].startswith("Content-")
 
@@ -226,7 +226,7 @@ def test_what_is_not_json_for_this_server() -> None:
     ],
 )
 def test_too_much_for_the_context_has_openais_code(path: str, body: Any, param: Any) -> None:
-    error = client().post(path, json=body).json()["error"]
+    error = http().post(path, json=body).json()["error"]
     assert (error["param"], error["code"]) == (param or "messages", "context_length_exceeded")
 
 
@@ -259,7 +259,7 @@ def test_no_body_is_a_fault(path: str, body: dict[str, Any], names: list[str]) -
     """Wrong values in each field and in unknown ones: an answer, or a refusal with its reason."""
     names += ["best_of", "__class__", "", "a" * 300]
     bodies = [json.dumps(body | {name: value}).encode() for name in names for value in WRONG]
-    asked = client()
+    asked = http()
     statuses = {}
     for sent in (*RAW, *bodies):
         answer = asked.post(path, content=sent, headers=JSON)
@@ -271,6 +271,6 @@ def test_no_body_is_a_fault(path: str, body: dict[str, Any], names: list[str]) -
 
 def test_wrong_prompts() -> None:
     for prompt in ([], "", [""], [[]], [1, "a"], [1.5], [-1], [True], None, {}):
-        answer = client().post(TEXTS, json={"prompt": prompt})
+        answer = http().post(TEXTS, json={"prompt": prompt})
         assert answer.status_code == 400, prompt
         assert answer.json()["error"]["param"].startswith("prompt"), prompt
