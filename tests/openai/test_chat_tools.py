@@ -80,37 +80,40 @@ def test_custom_tools_are_skipped() -> None:
     assert ("weather" in told, "patch" in told) == (True, False)
 
 
-def test_a_response_format_becomes_a_grammar() -> None:
-    schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
-    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
-    cases: list[tuple[str, Any, str, Any]] = [
-        ("response_format", named, "json_schema", schema),
+SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}}
+STRICT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+NO_SPACE = {"json": SCHEMA, "disable_any_whitespace": True, "whitespace_pattern": None}
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "kind", "guide"),
+    [
+        ("response_format", STRICT, "json_schema", SCHEMA),
         ("response_format", {"type": "json_object"}, "json_schema", {"type": "object"}),
-        ("guided_json", schema, "json_schema", schema),
-        ("guided_json", json.dumps(schema), "json_schema", schema),
+        ("guided_json", SCHEMA, "json_schema", SCHEMA),
+        ("guided_json", json.dumps(SCHEMA), "json_schema", SCHEMA),
         ("guided_choice", ["a", "b"], "choice", ["a", "b"]),
         ("guided_regex", '"a"', "regex", "a"),
         ("guided_grammar", '"a"', "ebnf_grammar", "a"),
-        ("structured_outputs", {"json": schema, "regex": None}, "json_schema", schema),
-        ("structured_outputs", {"json": json.dumps(schema)}, "json_schema", schema),
+        ("structured_outputs", {"json": SCHEMA, "regex": None}, "json_schema", SCHEMA),
+        ("structured_outputs", {"json": json.dumps(SCHEMA)}, "json_schema", SCHEMA),
         ("structured_outputs", {"json_object": True}, "json_schema", {"type": "object"}),
         ("structured_outputs", {"choice": ["a", "b"]}, "choice", ["a", "b"]),
         ("structured_outputs", {"regex": '"a"'}, "regex", "a"),
         ("structured_outputs", {"grammar": '"a"'}, "ebnf_grammar", "a"),
-        (
-            "structured_outputs",
-            {"json": schema, "disable_any_whitespace": True, "whitespace_pattern": None},
-            "json_schema",
-            schema,
-        ),
-    ]
-    for field, given, kind, guide in cases:
-        model = Echo()
-        answer = http(model).post(CHAT, json={"messages": HELLO, field: given})
-        assert answer.status_code == 200, answer.text
-        (asked,) = model.asked
-        assert asked["guided_decoding_guide_type"] == kind
-        assert json.loads(asked["guided_decoding_guide"]) == guide
+        ("structured_outputs", NO_SPACE, "json_schema", SCHEMA),
+    ],
+)
+def test_a_response_format_becomes_a_grammar(field: str, given: Any, kind: str, guide: Any) -> None:
+    model = Echo()
+    answer = http(model).post(CHAT, json={"messages": HELLO, field: given})
+    assert answer.status_code == 200, answer.text
+    (asked,) = model.asked
+    assert asked["guided_decoding_guide_type"] == kind
+    assert json.loads(asked["guided_decoding_guide"]) == guide
+
+
+def test_a_format_of_text_has_no_grammar() -> None:
     model = Echo()
     http(model).post(CHAT, json={"messages": HELLO, "response_format": {"type": "text"}})
     assert "guided_decoding_guide" not in model.asked[0]
