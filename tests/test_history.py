@@ -8,6 +8,7 @@ import pytest
 
 from smartspec_bench import history as bench
 from smartspec_py.core.types import SamplingParams
+from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.drafts import lookup
 from smartspec_py.engines.drafts.history import MAX_CANDIDATES, History, Text
 from smartspec_py.engines.drafts.lookup import DISAGREED, HISTORY, PromptLookupProposer
@@ -155,7 +156,9 @@ def drafts(
     if scope is not None:
         proposer.learn(sequence, tokens, 1, scope)
     available = proposer.num_available(sequence, tokens)
-    (draft,) = proposer.propose([DraftTask(sequence, tokens, 1, num, SamplingParams())])
+    (draft,) = proposer.propose(
+        [DraftTask(SequenceStart(sequence, tokens, 1, SamplingParams()), num)]
+    )
     assert len(draft.tokens) <= available
     return "".join(map(chr, draft.tokens))
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartspec_py.core.types import SamplingParams
+from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.lookup import DISAGREED, PromptLookupProposer
 from smartspec_py.engines.proposer import DraftTask
@@ -23,7 +24,9 @@ def task(
     end_tokens: tuple[int, ...] = (),
     sequence: int = SEQUENCE,
 ) -> DraftTask:
-    return DraftTask(sequence, tokens, 1, draft_len, SamplingParams(end_tokens=end_tokens))
+    return DraftTask(
+        SequenceStart(sequence, tokens, 1, SamplingParams(end_tokens=end_tokens)), draft_len
+    )
 
 
 def letters(text: str) -> list[int]:

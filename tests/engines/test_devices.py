@@ -92,7 +92,7 @@ def test_distributions_of_drafts_move_to_the_target() -> None:
     prompt = (3, 4, 5, 6)
     target.begin(SequenceStart(1, prompt, len(prompt), sampling))
     [event] = poll(target, Prefill(1, prompt, 0, is_last=True))
-    [draft] = proposer.propose([DraftTask(1, prompt + event.tokens, 4, 3, sampling)])
+    [draft] = proposer.propose([DraftTask(SequenceStart(1, prompt + event.tokens, 4, sampling), 3)])
     probs = draft.probs.as_subclass(OnDraft)
     with pytest.raises(AssertionError, match="mixes two devices"):
         probs + 1

@@ -176,7 +176,9 @@ def proposer(accept_prob, **options):
 
 def task(num_known, draft_len, sequence=1):
     """All of PROMPT and TEXT up to num_known tokens."""
-    return DraftTask(sequence, (PROMPT + TEXT)[:num_known], len(PROMPT), draft_len, GREEDY)
+    return DraftTask(
+        SequenceStart(sequence, (PROMPT + TEXT)[:num_known], len(PROMPT), GREEDY), draft_len
+    )
 
 
 def drafted(guess, *tasks):

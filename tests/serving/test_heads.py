@@ -19,6 +19,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.defaults import HEADS, ConfigError
+from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
@@ -128,9 +129,9 @@ def test_drafts_follow_the_request() -> None:
     assert proposer.num_available(1, [1, 2], SamplingParams()) == NUM_HEADS
     sampled = SamplingParams(temperature=1.0, verification=Verification.REJECTION)
     tasks = [
-        DraftTask(1, [1, 2], 1, 4, SamplingParams()),
-        DraftTask(2, [1, 2], 1, 2, sampled),
-        DraftTask(3, [1, 2], 1, 2, SamplingParams()),
+        DraftTask(SequenceStart(1, [1, 2], 1, SamplingParams()), 4),
+        DraftTask(SequenceStart(2, [1, 2], 1, sampled), 2),
+        DraftTask(SequenceStart(3, [1, 2], 1, SamplingParams()), 2),
     ]
     greedy, drawn, unknown = proposer.propose(tasks)
     assert (len(greedy.tokens), greedy.probs) == (4, None)
@@ -138,9 +139,15 @@ def test_drafts_follow_the_request() -> None:
     torch.testing.assert_close(drawn.probs.sum(-1), torch.ones(2))
     assert unknown.tokens == ()
     ending = SamplingParams(end_tokens=(greedy.tokens[1],))
-    assert proposer.propose([DraftTask(1, [1, 2], 1, 4, ending)])[0].tokens == greedy.tokens[:2]
+    assert (
+        proposer.propose([DraftTask(SequenceStart(1, [1, 2], 1, ending), 4)])[0].tokens
+        == greedy.tokens[:2]
+    )
     banned = SamplingParams(bad_words=((greedy.tokens[0],),))
-    assert proposer.propose([DraftTask(1, [1, 2], 1, 1, banned)])[0].tokens != greedy.tokens[:1]
+    assert (
+        proposer.propose([DraftTask(SequenceStart(1, [1, 2], 1, banned), 1)])[0].tokens
+        != greedy.tokens[:1]
+    )
     proposer.release(1)
     proposer.release(1)
     assert proposer.num_available(1, [1, 2], SamplingParams()) == 0
@@ -153,9 +160,9 @@ def test_trees_beside_chains() -> None:
     for sequence in (1, 2, 3):
         proposer.observe(sequence, 0, torch.randn(1, 128))
     tasks = [
-        DraftTask(1, [1, 2], 1, 20, SamplingParams(), depth=4),
-        DraftTask(2, [1, 2], 1, 3, SamplingParams()),
-        DraftTask(3, [1, 2], 1, 9, SamplingParams(temperature=1.0), depth=2),
+        DraftTask(SequenceStart(1, [1, 2], 1, SamplingParams()), 20, depth=4),
+        DraftTask(SequenceStart(2, [1, 2], 1, SamplingParams()), 3),
+        DraftTask(SequenceStart(3, [1, 2], 1, SamplingParams(temperature=1.0)), 9, depth=2),
     ]
     deep, chain, flat = proposer.propose(tasks)
     assert (len(deep.tokens), len(chain.tokens), len(flat.tokens)) == (20, 3, 9)

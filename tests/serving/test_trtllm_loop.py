@@ -18,7 +18,7 @@ from harness import COST, VOCAB_SIZE, LoopHarness, fake_text
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.base import SequenceStart, TargetCapabilities
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
@@ -202,7 +202,10 @@ def test_late_drafts_are_given_up() -> None:
 
     executor.await_responses = never  # type: ignore[method-assign]
     start = pair.clock.now()
-    tasks = [DraftTask(n, PROMPTS[n], len(PROMPTS[n]), 3, SamplingParams()) for n in (0, 1)]
+    tasks = [
+        DraftTask(SequenceStart(n, PROMPTS[n], len(PROMPTS[n]), SamplingParams()), 3)
+        for n in (0, 1)
+    ]
     drafts = pair.proposer.propose(tasks)
     assert [len(draft.tokens) for draft in drafts] == [3, 0]
     assert DRAFT_TIMEOUT_S <= pair.clock.now() - start < DRAFT_TIMEOUT_S + 1.0
@@ -214,7 +217,9 @@ def test_texts_that_are_new_to_the_draft_have_longer() -> None:
     """8 texts of 590 tokens, of which an iteration of 0.5 s reads one: 4 s."""
     pair = Pair(cost=CostModel(PassTable((1,), (1,), ((0.5,),))))
     texts = [tuple(range(n, n + 590)) for n in range(8)]
-    tasks = [DraftTask(n, text, 590, 1, SamplingParams()) for n, text in enumerate(texts)]
+    tasks = [
+        DraftTask(SequenceStart(n, text, 590, SamplingParams()), 1) for n, text in enumerate(texts)
+    ]
     assert [len(draft.tokens) for draft in pair.proposer.propose(tasks)] == [1] * 8
     assert pair.clock.now() > DRAFT_TIMEOUT_S
 
@@ -223,7 +228,7 @@ def test_drafts_end_with_the_end_token() -> None:
     pair = Pair(accept_prob=1.0)
     text = fake_text(PROMPTS[2], 6)
     sampling = SamplingParams(end_tokens=(1999, text[3]))
-    task = DraftTask(1, PROMPTS[2], len(PROMPTS[2]), 6, sampling)
+    task = DraftTask(SequenceStart(1, PROMPTS[2], len(PROMPTS[2]), sampling), 6)
     (draft,) = pair.proposer.propose([task])
     assert draft.tokens == tuple(text[:4])
     number = pair.harness.submit(PROMPTS[2], 6, policy="fixed:6", sampling=sampling)
@@ -237,7 +242,7 @@ def test_a_draft_knows_what_it_has_missed() -> None:
     pair = Pair(accept_prob=1.0)
     prompt = PROMPTS[5]
     assert pair.proposer.draft_prefill_len(1, len(prompt)) == len(prompt) - 1
-    pair.proposer.propose([DraftTask(1, prompt, len(prompt), 3, SamplingParams())])
+    pair.proposer.propose([DraftTask(SequenceStart(1, prompt, len(prompt), SamplingParams()), 3)])
     pair.proposer.observe(1, 3)
     assert pair.proposer.draft_prefill_len(1, len(prompt) + 4) == 0
     assert pair.proposer.draft_prefill_len(1, len(prompt) + 40) == 36

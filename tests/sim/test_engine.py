@@ -91,7 +91,7 @@ def test_drafting_takes_its_passes_and_its_lag() -> None:
     lengths = {1: (10, 3), 2: (6, 1), 3: (8, 3)}
     assert [proposer.draft_prefill_len(s, n) for s, (n, _) in lengths.items()] == [9, 5, 7]
     drafts = proposer.propose(
-        [DraftTask(s, [0] * n, 4, k, SAMPLING) for s, (n, k) in lengths.items()]
+        [DraftTask(SequenceStart(s, [0] * n, 4, SAMPLING), k) for s, (n, k) in lengths.items()]
     )
     assert [len(draft.tokens) for draft in drafts] == [3, 1, 3]
     assert clock.now() == pytest.approx(2.5 + 2.5 + 2 * 2.0 + 21 * 0.01)

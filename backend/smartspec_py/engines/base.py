@@ -182,7 +182,7 @@ class Grammar(Protocol):
 
 
 class SequenceStart(NamedTuple):
-    """A sequence that a target begins.
+    """What a target or a proposer must know of a sequence to begin it.
 
     tokens: all known ones; the first num_prompt are its prompt. reuses_prefix: whether it may use
     cached tokens of other sequences, if they have the same adapter. grammar: of its text, with

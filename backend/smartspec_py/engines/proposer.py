@@ -7,30 +7,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import Grammar
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.host_time import HostTime
 
 
 class DraftTask(NamedTuple):
-    """A request for up to `draft_len` draft tokens that follow `tokens`.
+    """A request for up to `draft_len` draft tokens that follow the tokens of `start`.
 
-    tokens: all known tokens of the sequence; the first num_prompt are its prompt.
-    reuses_prefix, grammar, adapter, host_time: see `SequenceStart`.
+    start: the sequence. A proposer that has a cache begins it with its first task.
     depth: of a tree of up to `draft_len` drafts, its longest path; 0 for a chain.
     """
 
-    sequence: SequenceId
-    tokens: Sequence[int]
-    num_prompt: int
+    start: SequenceStart
     draft_len: int
-    sampling: SamplingParams
-    reuses_prefix: bool = True
-    grammar: Grammar | None = None
-    adapter: str = ""
     depth: int = 0
-    host_time: HostTime | None = None
+
+    @property
+    def sequence(self) -> SequenceId:
+        return self.start.sequence
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """All known ones."""
+        return self.start.tokens
 
 
 @dataclass(frozen=True, slots=True)

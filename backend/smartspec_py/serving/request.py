@@ -11,7 +11,7 @@ from enum import Enum, auto
 from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import PRIORITY_WORTH_S
-from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.host_time import HostTime
 
 
@@ -137,6 +137,20 @@ class Request:
         """Requests with the same scope may get drafts from what the others have generated. None: it
         neither gets such drafts nor gives any."""
         return f"{self.adapter}/{self.tenant}" if self.reuses_prefix else None
+
+    @property
+    def start(self) -> SequenceStart:
+        """Its sequence with all tokens so far, for the target and the proposers."""
+        return SequenceStart(
+            self.sequence,
+            self.tokens,
+            self.num_prompt,
+            self.sampling,
+            reuses_prefix=self.reuses_prefix,
+            grammar=self.grammar,
+            adapter=self.adapter,
+            host_time=self.host_time,
+        )
 
     @property
     def num_generated(self) -> int:

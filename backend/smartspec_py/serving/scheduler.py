@@ -17,7 +17,7 @@ from typing import Any
 from smartspec_py.api.errors import field_text
 from smartspec_py.core.types import FinishReason
 from smartspec_py.defaults import GUIDE_FIELD
-from smartspec_py.engines.base import Event, Prefill, SequenceStart, Target, Work
+from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.engines.host_time import Cause
 from smartspec_py.faults import ENDS, sentence
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
@@ -165,18 +165,7 @@ class Scheduler:
         self.batcher.add(request)
 
     def _begin(self, request: Request) -> None:
-        num_cached = self._target.begin(
-            SequenceStart(
-                request.sequence,
-                request.tokens,
-                request.num_prompt,
-                request.sampling,
-                reuses_prefix=request.reuses_prefix,
-                grammar=request.grammar,
-                adapter=request.adapter,
-                host_time=request.host_time,
-            )
-        )
+        num_cached = self._target.begin(request.start)
         self.batcher.admit(request)
         request.move_to(RequestState.PREFILLING)
         request.has_begun = False

@@ -229,6 +229,6 @@ def _share_s(times: tuple[float, float], num_sequences: int) -> float:
 def _cut(task: DraftTask, draft: Draft) -> Draft:
     """The draft up to the first token that the request's grammar forbids. Sampled drafts must not
     be cut, see `Draft.probs`; a draft model makes none that are forbidden."""
-    if task.grammar is None or draft.probs is not None:
+    if task.start.grammar is None or draft.probs is not None:
         return draft
-    return Draft(draft.tokens[: task.grammar.num_allowed(task.tokens, draft.tokens)])
+    return Draft(draft.tokens[: task.start.grammar.num_allowed(task.tokens, draft.tokens)])

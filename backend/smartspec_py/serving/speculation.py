@@ -82,7 +82,7 @@ class Speculation:
             if draft_len := spec_plan.draft_lens[request.sequence]:
                 option = spec_plan.option(view)
                 request.proposer = option.proposer
-                tasks[option.proposer].append(_task(request, draft_len, option.depth))
+                tasks[option.proposer].append(DraftTask(request.start, draft_len, option.depth))
         drafts: dict[SequenceId, Draft] = {}
         for name, group in tasks.items():
             drafts |= self._sources[name].propose(group)
@@ -154,21 +154,6 @@ class Speculation:
 def _proposers_of(request: Request) -> tuple[str, ...]:
     """Names of the proposers that may draft for the request; none if it never has drafts."""
     return () if request.policy == "none" else request.proposers
-
-
-def _task(request: Request, draft_len: int, depth: int) -> DraftTask:
-    return DraftTask(
-        sequence=request.sequence,
-        tokens=request.tokens,
-        num_prompt=request.num_prompt,
-        draft_len=draft_len,
-        sampling=request.sampling,
-        reuses_prefix=request.reuses_prefix,
-        grammar=request.grammar,
-        adapter=request.adapter,
-        depth=depth,
-        host_time=request.host_time,
-    )
 
 
 def _view(request: Request, options: Sequence[DraftOption], now: float) -> SequenceView:

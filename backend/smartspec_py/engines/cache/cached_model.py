@@ -11,7 +11,6 @@ from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.cache.blocks import BlockPool, Memory, Table
 from smartspec_py.engines.decoding.shaping import TokenHistory
-from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
 
@@ -73,7 +72,7 @@ class CachedModel(Generic[S]):
 
     def _allocate(
         self,
-        start: SequenceStart | DraftTask,
+        start: SequenceStart,
         tokens: Sequence[int],
         num_again: int = 0,
         shares_all: bool = False,
@@ -100,7 +99,7 @@ class CachedModel(Generic[S]):
         self.runner.cache.drop(self.pool.take_unused())
 
 
-def history_of(start: SequenceStart | DraftTask) -> TokenHistory | None:
+def history_of(start: SequenceStart) -> TokenHistory | None:
     """An empty history for the sequence, if its sampling needs one."""
     if not start.sampling.shapes_logits:
         return None

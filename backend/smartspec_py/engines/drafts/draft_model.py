@@ -72,7 +72,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         groups = self._groups([task for task in tasks if task.draft_len > 0])
         started = {each.task.sequence: each for group in groups for each in group.active}
         self._catch_up([each.task for each in started.values()])
-        needs_host = any(task.sampling.shapes_logits or task.depth for task in tasks)
+        needs_host = any(task.start.sampling.shapes_logits or task.depth for task in tasks)
         if self.runner.is_asynchronous and not needs_host:
             for group in groups:
                 assert isinstance(group, ChainGroup), "trees need the host"
@@ -114,8 +114,8 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         state = self._sequences.get(task.sequence)
         if state is None:
             # Keys of generated tokens may differ in the last bits. This changes no text.
-            table = self._allocate(task, task.tokens, shares_all=True)
-            history = history_of(task)
+            table = self._allocate(task.start, task.tokens, shares_all=True)
+            history = history_of(task.start)
             state = DraftSequence(table, history, num_valid=table.num_cached)
             self._sequences[task.sequence] = state
         if state.history is not None:

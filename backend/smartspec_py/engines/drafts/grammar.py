@@ -34,7 +34,9 @@ class GrammarProposer(Proposer):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [
-            Draft(task.grammar.forced(task.tokens)[: task.draft_len]) if task.grammar else NO_DRAFT
+            Draft(task.start.grammar.forced(task.tokens)[: task.draft_len])
+            if task.start.grammar
+            else NO_DRAFT
             for task in tasks
         ]
 

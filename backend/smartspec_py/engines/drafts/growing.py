@@ -80,7 +80,7 @@ class GrowingChain:
 
     @property
     def is_complete(self) -> bool:
-        has_ended = bool(self.tokens) and self.tokens[-1] in self.task.sampling.end_tokens
+        has_ended = bool(self.tokens) and self.tokens[-1] in self.task.start.sampling.end_tokens
         return len(self.tokens) >= self.task.draft_len or has_ended
 
     @property
@@ -91,7 +91,7 @@ class GrowingChain:
     def request(self) -> DraftRequest:
         """For the next token."""
         position = len(self.task.tokens) + len(self.tokens)
-        return DraftRequest(self.task.sampling, position, self.history, tuple(self.tokens))
+        return DraftRequest(self.task.start.sampling, position, self.history, tuple(self.tokens))
 
     def take(self, token: int, prob: torch.Tensor | None) -> None:
         self.tokens.append(token)
@@ -158,7 +158,7 @@ class GrowingTree:
         position = len(self.task.tokens) + self.depth
         paths = Draft(tuple(self.next_tokens), tree=self.tree).paths
         return [
-            DraftRequest(self.task.sampling, position, self.history, paths[end])
+            DraftRequest(self.task.start.sampling, position, self.history, paths[end])
             for end in self.ends
         ]
 

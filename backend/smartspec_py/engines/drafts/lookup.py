@@ -168,7 +168,7 @@ class PromptLookupProposer(Proposer):
         if task.draft_len == 0:
             return Draft()
         following = _drafts(self._searched(task.sequence, task.tokens), task.tokens, task.draft_len)
-        del following[task.sampling.num_before_end(following) + 1 :]
+        del following[task.start.sampling.num_before_end(following) + 1 :]
         return Draft(tuple(following))
 
     def _index(self, sequence: SequenceId) -> _Index:

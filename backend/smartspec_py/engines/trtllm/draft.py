@@ -73,7 +73,7 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
     def _request(self, task: DraftTask) -> Any:
         # Pass the loop's own list. The bindings copy it anyway, and a copy here costs more.
         tokens = task.tokens if isinstance(task.tokens, list) else list(task.tokens)
-        salt = None if task.reuses_prefix else cache_salt(task.sequence)
+        salt = None if task.start.reuses_prefix else cache_salt(task.sequence)
         return self._greedy_request(tokens, task.draft_len, cache_salt_id=salt)
 
     def _await(self, request_ids: Sequence[int], timeout_s: float) -> dict[int, Any]:
@@ -106,7 +106,7 @@ class TrtllmDraftProposer(ExecutorModel, Proposer):
         if result is None:
             return NO_DRAFT
         tokens = tuple(result.output_token_ids[0][: task.draft_len])
-        return Draft(tokens[: task.sampling.num_before_end(tokens) + 1])
+        return Draft(tokens[: task.start.sampling.num_before_end(tokens) + 1])
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         """Count accepted drafts as cached. Blocks of rejected drafts are not found again."""

@@ -25,7 +25,7 @@ import torch
 
 from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer, DraftSequence
@@ -115,7 +115,7 @@ class EagleProposer(DraftModelProposer):
         def seconds(num: int, depth: int) -> float:
             nodes = MAX_NODES if depth else longest
             tasks = [
-                DraftTask(sequence, [0, 0], 1, nodes, SamplingParams(), depth=depth)
+                DraftTask(SequenceStart(sequence, [0, 0], 1, SamplingParams()), nodes, depth=depth)
                 for sequence in range(num)
             ]
 

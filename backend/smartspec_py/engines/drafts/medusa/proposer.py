@@ -18,7 +18,7 @@ import torch
 
 from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.cache.cached_model import history_of
 from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
 from smartspec_py.engines.decoding.shaping import TokenHistory
@@ -113,7 +113,7 @@ class MedusaProposer(Proposer):
             group, trees = [tasks[row] for row in rows], TreeTensors(len(rows), logits.device)
             for head in range(depth):
                 requests = [
-                    DraftRequest(task.sampling, len(task.tokens) + head, self._history(task))
+                    DraftRequest(task.start.sampling, len(task.tokens) + head, self._history(task))
                     for task in group
                 ]
                 guesses = best_guesses(logits[rows, head], requests, WIDTH)
@@ -139,7 +139,7 @@ class MedusaProposer(Proposer):
     def _history(self, task: DraftTask) -> TokenHistory | None:
         known = self._sequences[task.sequence]
         if known.history is None:
-            known.history = history_of(task)
+            known.history = history_of(task.start)
         if known.history is not None:
             known.history.extend(task.tokens[len(known.history) :])
         return known.history
@@ -154,7 +154,7 @@ class MedusaProposer(Proposer):
         seconds = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
             tasks = [
-                DraftTask(sequence, [0], 1, draft_len=longest, sampling=sampling, depth=depth)
+                DraftTask(SequenceStart(sequence, [0], 1, sampling), longest, depth=depth)
                 for sequence in range(num_sequences)
             ]
             seconds.append(fastest_s(partial(self.propose, tasks)))
