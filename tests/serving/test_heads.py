@@ -43,7 +43,7 @@ def with_heads(**limits: Any) -> ServerConfig:
 
 def alone() -> MedusaProposer:
     own = RunnerConfig(MODEL, torch.device("cpu"), torch.float32, 1, 64, VOCAB_SIZE)
-    return MedusaProposer(load_heads(TINY / "heads", own), 7, max_len_of_trees=64)
+    return MedusaProposer(load_heads(TINY / "heads", own), 7, tree_context_len=64)
 
 
 def asked(policy: str, **changes: Any) -> list[GenerateParams]:

@@ -24,7 +24,7 @@ class Heads(Proposer):
     """Heads with three drafts, or the tree above."""
 
     capabilities = ProposerCapabilities(
-        3, max_context_len=200, drafts_trees=True, tree_s=(0.5, 0.1), has_position_rates=True
+        3, tree_context_len=200, tree_s=(0.5, 0.1), has_position_rates=True
     )
 
     def __init__(self) -> None:

@@ -99,7 +99,7 @@ class Served:
             proposers = {key: copy(proposer) for key, proposer in engine.proposers.items()}
             if name == CHAINS:
                 for proposer in proposers.values():
-                    able = replace(proposer.capabilities, drafts_trees=False)
+                    able = replace(proposer.capabilities, tree_context_len=None)
                     proposer.capabilities = able
             own = replace(engine, proposers=proposers, cost=deepcopy(engine.cost))
             policy = GOODPUT if name == CHAINS else name

@@ -50,8 +50,8 @@ class ProposerCapabilities:
         into cohorts. See `Proposer.cohort`.
     draft_s: seconds to draft for one sequence alone, and for each further one together with it, at
         any draft length. Used only without has_passes.
-    drafts_trees: whether it drafts trees, and the target verifies them. It then has a
-        max_context_len.
+    tree_context_len: known tokens and drafts of a sequence with a tree; None if it drafts no trees,
+        or the target does not verify them.
     tree_s: seconds that each depth of a tree takes longer than a draft of a chain, for one sequence
         alone, and for each further one together with it.
     """
@@ -65,7 +65,7 @@ class ProposerCapabilities:
     cohorts: Mapping[str, float] = field(default_factory=dict)
     draft_s: tuple[float, float] = (0.0, 0.0)
     max_context_len: int | None = None
-    drafts_trees: bool = False
+    tree_context_len: int | None = None
     tree_s: tuple[float, float] = (0.0, 0.0)
 
 

@@ -85,8 +85,8 @@ class Source:
             ]
             for request, of_request in zip(able, probs, strict=True)
         }
-        if self._capabilities.drafts_trees:
-            branching = [request for request in able if self._may_branch(request, limits)]
+        branching = [request for request in able if self._may_branch(request, limits)]
+        if branching:
             self._add_trees([options[request.sequence] for request in branching], num_sequences)
         return options
 
@@ -201,12 +201,13 @@ class Source:
         """Whether the drafts of this request may be a tree. That needs room in its row, the policy
         `goodput` (others take the first option), text without a grammar (its state would differ by
         path), and coupled or greedy verification."""
+        longest = self._capabilities.tree_context_len
+        if longest is None or len(request.tokens) + MAX_NODES > longest:
+            return False
         if request.policy != "goodput" or request.grammar is not None or request.sequence in limits:
             return False
         sampling = request.sampling
-        is_coupled = sampling.is_greedy or sampling.verification is Verification.COUPLED
-        has_room = (self._capabilities.max_context_len or 0) >= len(request.tokens) + MAX_NODES
-        return is_coupled and has_room
+        return sampling.is_greedy or sampling.verification is Verification.COUPLED
 
     def _add_trees(self, options: Sequence[list[DraftOption]], num_sequences: int) -> None:
         """Add trees to options that are a chain."""

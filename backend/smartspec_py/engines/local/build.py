@@ -226,7 +226,8 @@ def _measured(
             for name, path in config.lora.items()
         ),
     ]
-    has_trees = any(kind.may_branch for kind in kinds) and setup.verifies_trees(runner)
+    branches = any(kind.may_branch for kind in kinds)
+    has_trees = branches and setup.tree_context_len(runner) is not None
     shape = _shape(limits, runner.bytes_per_token, has_trees, _long_prompt(setup, runner))
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(

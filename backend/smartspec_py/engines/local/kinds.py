@@ -53,12 +53,12 @@ class Setup:
         """How a draft model on the target's device runs."""
         return replace(self.run_config, gives_hidden=False, state_layers=(), adapters=NO_ADAPTERS)
 
-    def verifies_trees(self, target: Runner) -> bool:
-        """Whether the target reads trees of drafts."""
+    def tree_context_len(self, target: Runner) -> int | None:
+        """`ProposerCapabilities.tree_context_len`, for the kinds that draft trees."""
         max_len = self.run_config.max_len
         windows = has_window(load_config(self.run_config.path, max_len), max_len)
         has_room = self.limits.max_draft_len > 0 and max_len > MAX_NODES
-        return target.runtime == PYTORCH and has_room and not windows
+        return max_len if target.runtime == PYTORCH and has_room and not windows else None
 
 
 class DraftKind(ABC):
@@ -119,8 +119,8 @@ class MedusaKind(DraftKind):
         self._heads = heads
 
     def load(self, setup: Setup, target: Runner) -> MedusaProposer:
-        max_len = setup.run_config.max_len if setup.verifies_trees(target) else None
-        return MedusaProposer(self._heads, setup.limits.max_draft_len, max_len)
+        tree_context_len = setup.tree_context_len(target)
+        return MedusaProposer(self._heads, setup.limits.max_draft_len, tree_context_len)
 
     def time(self, proposer: Proposer, setup: Setup) -> None:
         if isinstance(proposer, MedusaProposer):
@@ -145,12 +145,13 @@ class EagleKind(DraftKind):
             limits.max_sequences,
             limits.max_draft_len,
             reuses_prefixes=limits.reuse_prefixes,
-            drafts_trees=setup.verifies_trees(target),
+            tree_context_len=setup.tree_context_len(target),
             memory=setup.memory,
         )
 
     def time(self, proposer: Proposer, setup: Setup) -> None:
-        if isinstance(proposer, EagleProposer) and proposer.capabilities.drafts_trees:
+        has_trees = proposer.capabilities.tree_context_len is not None
+        if isinstance(proposer, EagleProposer) and has_trees:
             hf_config = load_config(setup.run_config.path, setup.run_config.max_len)
             width = len(self.state_layers) * hf_config.hidden_size
             proposer.time_trees(setup.limits.max_sequences, width)

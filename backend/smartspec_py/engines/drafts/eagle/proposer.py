@@ -86,24 +86,22 @@ class EagleProposer(DraftModelProposer):
         max_draft_len: int,
         *,
         reuses_prefixes: bool = True,
-        drafts_trees: bool = False,
+        tree_context_len: int | None = None,
         memory: Memory | None = None,
     ) -> None:
-        """drafts_trees: see `ProposerCapabilities`."""
-        max_len = runner.config.max_len
+        """tree_context_len: see `ProposerCapabilities`."""
         super().__init__(
             runner,
             max_sequences,
             max_draft_len,
             reuses_prefixes=reuses_prefixes,
-            max_context_len=max_len if drafts_trees else None,
             memory=memory,
         )
         self.capabilities = replace(
             self.capabilities,
             reads_hidden=True,
             has_position_rates=True,
-            drafts_trees=drafts_trees,
+            tree_context_len=tree_context_len,
         )
         self._states: dict[SequenceId, _States] = {}
 

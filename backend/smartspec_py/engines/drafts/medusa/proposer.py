@@ -51,10 +51,9 @@ class MedusaProposer(Proposer):
         self,
         heads: MedusaHeads,
         longest: int,
-        max_len_of_trees: int | None = None,
+        tree_context_len: int | None = None,
     ) -> None:
-        """longest: the most tokens of a draft. max_len_of_trees: if it drafts trees, the
-        `max_context_len` of `ProposerCapabilities`; else None."""
+        """longest: the most tokens of a draft. tree_context_len: see `ProposerCapabilities`."""
         self.heads = heads
         self._sequences: dict[SequenceId, _HeadsSequence] = {}
         self.capabilities = ProposerCapabilities(
@@ -62,8 +61,7 @@ class MedusaProposer(Proposer):
             has_passes=False,
             reads_hidden=True,
             has_position_rates=True,
-            max_context_len=max_len_of_trees,
-            drafts_trees=max_len_of_trees is not None,
+            tree_context_len=tree_context_len,
         )
 
     def time_drafts(self, max_sequences: int) -> None:
@@ -72,7 +70,7 @@ class MedusaProposer(Proposer):
         alone_s, together_s = self._seconds(1), self._seconds(max_sequences)
         draft_s = first_and_further_s(alone_s, together_s, max_sequences)
         times = able.tree_s
-        if able.drafts_trees:
+        if able.tree_context_len is not None:
             times = tree_s(self._seconds, able.max_draft_len, max_sequences)
         self.capabilities = replace(able, draft_s=draft_s, tree_s=times)
 
