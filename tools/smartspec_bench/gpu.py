@@ -320,10 +320,12 @@ def passes(run: Run) -> None:
 
 def drafts(run: Run) -> None:
     """An EAGLE-3 head that drafts k tokens for some rows: waiting for each, and for all at once."""
+    layer_ids = (1,) if run.is_dry else (2, 16, 29)
     of = EagleConfig(
         folder=Path("random"),
         layer=LlamaConfig(**run.model | {"num_hidden_layers": 1}),
-        layer_ids=(1,) if run.is_dry else (2, 16, 29),
+        layer_ids=layer_ids,
+        states_width=len(layer_ids) * run.model["hidden_size"],
         num_drafted=run.model["vocab_size"] // 4,
         **dict.fromkeys(FLAGS, False),
     )

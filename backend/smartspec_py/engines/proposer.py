@@ -136,5 +136,9 @@ class Proposer(ABC):
     def release(self, sequence: SequenceId) -> None:  # noqa: B027
         """Forget the sequence; do nothing if it is unknown."""
 
+    def time_drafts(self, max_sequences: int) -> None:  # noqa: B027
+        """Measure the seconds of its capabilities that are not those of passes. Called before it
+        knows sequences, once passes are measured."""
+
     def close(self) -> None:  # noqa: B027
         """Free everything."""

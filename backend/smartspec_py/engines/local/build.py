@@ -93,8 +93,8 @@ def _build(config: LocalEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         torch.set_num_threads(setup.run_config.num_threads)
     about = "; ".join(runner.about for runner in runners)
     cost, stored_at = _measured(setup, kinds, target, drafter, about, folder=folder)
-    for kind in kinds:
-        kind.time(proposers[kind.name], setup)
+    for proposer in proposers.values():
+        proposer.time_drafts(setup.limits.max_sequences)
     for runner in runners:
         runner.release()
         runner.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow

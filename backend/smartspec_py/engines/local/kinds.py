@@ -76,9 +76,6 @@ class DraftKind(ABC):
     def load(self, setup: Setup, target: Runner) -> Proposer:
         """The proposer. Loads its model, rounded as the target's weights are, if it has passes."""
 
-    def time(self, proposer: Proposer, setup: Setup) -> None:  # noqa: B027
-        """Measure what it takes beside passes, once these are measured."""
-
 
 class DraftModelKind(DraftKind):
     name = DRAFT_MODEL
@@ -122,10 +119,6 @@ class MedusaKind(DraftKind):
         tree_context_len = setup.tree_context_len(target)
         return MedusaProposer(self._heads, setup.limits.max_draft_len, tree_context_len)
 
-    def time(self, proposer: Proposer, setup: Setup) -> None:
-        if isinstance(proposer, MedusaProposer):
-            proposer.time_drafts(setup.limits.max_sequences)
-
 
 class EagleKind(DraftKind):
     name = HEADS
@@ -145,16 +138,10 @@ class EagleKind(DraftKind):
             limits.max_sequences,
             limits.max_draft_len,
             reuses_prefixes=limits.reuse_prefixes,
+            states_width=self._config.states_width,
             tree_context_len=setup.tree_context_len(target),
             memory=setup.memory,
         )
-
-    def time(self, proposer: Proposer, setup: Setup) -> None:
-        has_trees = proposer.capabilities.tree_context_len is not None
-        if isinstance(proposer, EagleProposer) and has_trees:
-            hf_config = load_config(setup.run_config.path, setup.run_config.max_len)
-            width = len(self.state_layers) * hf_config.hidden_size
-            proposer.time_trees(setup.limits.max_sequences, width)
 
 
 def _runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Runner:

@@ -57,11 +57,13 @@ NOT_WEIGHTS = ("d2t", "t2d", "verifier_")
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
     """folder: of the head. layer: of its decoder layer. layer_ids: the target's layers whose inputs
-    it reads. num_drafted: tokens of its vocabulary. The flags are those of speculators."""
+    it reads. states_width: of these inputs together. num_drafted: tokens of its vocabulary. The
+    flags are those of speculators."""
 
     folder: Path
     layer: LlamaConfig
     layer_ids: tuple[int, ...]
+    states_width: int
     num_drafted: int
     norm_before_residual: bool
     norm_before_fc: bool
@@ -109,6 +111,7 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
         folder=folder,
         layer=layer,
         layer_ids=layer_ids,
+        states_width=len(layer_ids) * target.hidden_size,
         num_drafted=num_drafted,
         **{name: bool(flags.get(name)) for name in FLAGS},
     )
@@ -312,18 +315,18 @@ def _token_ids(
 
 def empty_head(config: EagleConfig, target: Any) -> Any:
     """The head's modules by the names of speculators, without memory. target: its config."""
-    layer, width, num_read = config.layer, config.layer.hidden_size, len(config.layer_ids)
+    layer, width = config.layer, config.layer.hidden_size
     eps = layer.rms_norm_eps
     made: Any = torch.nn.Module()
     with torch.device("meta"):
         made.embed_tokens = torch.nn.Embedding(target.vocab_size, width)
-        made.fc = torch.nn.Linear(num_read * target.hidden_size, width, bias=False)
+        made.fc = torch.nn.Linear(config.states_width, width, bias=False)
         made.lm_head = torch.nn.Linear(width, config.num_drafted, bias=False)
         made.norm = LlamaRMSNorm(width, eps)
         if config.norm_before_fc:
-            made.input_norm = LlamaRMSNorm(num_read * target.hidden_size, eps)
+            made.input_norm = LlamaRMSNorm(config.states_width, eps)
         if config.fc_norm:
-            norms = [LlamaRMSNorm(target.hidden_size, eps) for _ in range(num_read)]
+            norms = [LlamaRMSNorm(target.hidden_size, eps) for _ in config.layer_ids]
             made.fc_norm = torch.nn.ModuleList(norms)
         layer._attn_implementation = ATTENTION_NAME
         only: Any = LlamaDecoderLayer(layer, 0)

@@ -86,10 +86,11 @@ class EagleProposer(DraftModelProposer):
         max_draft_len: int,
         *,
         reuses_prefixes: bool = True,
+        states_width: int,
         tree_context_len: int | None = None,
         memory: Memory | None = None,
     ) -> None:
-        """tree_context_len: see `ProposerCapabilities`."""
+        """states_width: see `EagleConfig`. tree_context_len: see `ProposerCapabilities`."""
         super().__init__(
             runner,
             max_sequences,
@@ -104,10 +105,12 @@ class EagleProposer(DraftModelProposer):
             tree_context_len=tree_context_len,
         )
         self._states: dict[SequenceId, _States] = {}
+        self._states_width = states_width
 
-    def time_trees(self, max_sequences: int, width: int) -> None:
-        """Measure `ProposerCapabilities.tree_s`. Rows are overwritten. width: of the states."""
-
+    def time_drafts(self, max_sequences: int) -> None:
+        """Measure `tree_s`. Rows are overwritten."""
+        if self.capabilities.tree_context_len is None:
+            return
         longest = min(TIMED_DEPTH, self.capabilities.max_draft_len)
 
         def seconds(num: int, depth: int) -> float:
@@ -119,7 +122,7 @@ class EagleProposer(DraftModelProposer):
 
             def prepare() -> None:
                 for sequence in range(num):
-                    self.observe(sequence, 0, torch.zeros(1, width))
+                    self.observe(sequence, 0, torch.zeros(1, self._states_width))
 
             def draft() -> None:
                 if (tokens := self.propose(tasks)[0].on_device) is not None:

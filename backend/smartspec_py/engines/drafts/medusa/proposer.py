@@ -65,7 +65,7 @@ class MedusaProposer(Proposer):
         )
 
     def time_drafts(self, max_sequences: int) -> None:
-        """Measure `draft_s` and `tree_s` of `ProposerCapabilities`."""
+        """Measure `draft_s` and `tree_s`."""
         able = self.capabilities
         alone_s, together_s = self._seconds(1), self._seconds(max_sequences)
         draft_s = first_and_further_s(alone_s, together_s, max_sequences)
