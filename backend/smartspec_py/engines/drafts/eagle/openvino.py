@@ -17,7 +17,8 @@ import torch
 
 from smartspec_py.engines.drafts.eagle.head import EagleHead
 from smartspec_py.engines.drafts.eagle.runner import OwnStates
-from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph, _int, _parameter
+from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
+from smartspec_py.engines.runtimes.openvino.operators import int_, parameter
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
@@ -32,17 +33,17 @@ class _HeadGraph(DecoderGraph):
     ) -> ov.Model:
         """The results, for the wanted tokens, are logits of the head's vocabulary and the states to
         feed back."""
-        self.inputs[STATES] = _parameter(STATES, [-1, self.config.hidden_size], np.float32)
+        self.inputs[STATES] = parameter(STATES, [-1, self.config.hidden_size], np.float32)
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
-        states = op.unsqueeze(self.inputs[STATES], _int(1))
+        states = op.unsqueeze(self.inputs[STATES], int_(1))
         [embedding] = self._matrix(["embed_tokens.weight"])
-        tokens = op.gather(embedding, self.inputs["token_ids"], _int(0))
-        embedded = op.unsqueeze(tokens, _int(1))
+        tokens = op.gather(embedding, self.inputs["token_ids"], int_(0))
+        embedded = op.unsqueeze(tokens, int_(1))
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
         both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]
         attended = self._attention(0, name, layer, op.concat(both, -1))
         states_out = op.add(normed if model.of.norm_before_residual else states, attended)
-        states_out = op.gather(states_out, self.inputs["wanted"], _int(0))
+        states_out = op.gather(states_out, self.inputs["wanted"], int_(0))
         before_mlp = self._norm(
             f"{name}.post_attention_layernorm", layer.post_attention_layernorm, states_out
         )
@@ -54,11 +55,11 @@ class _HeadGraph(DecoderGraph):
     def fusion(self, model: EagleHead) -> ov.Model:
         """`EagleHead.fuse`."""
         parts, of = model.parts, model.of
-        given = states = _parameter(STATES, [-1, parts.fc.in_features], np.float32)
+        given = states = parameter(STATES, [-1, parts.fc.in_features], np.float32)
         if of.norm_before_fc:
             states = self._norm("input_norm", parts.input_norm, states)
         if of.fc_norm:
-            each = op.split(states, _int(-1), len(parts.fc_norm)).outputs()
+            each = op.split(states, int_(-1), len(parts.fc_norm)).outputs()
             pairs = zip(parts.fc_norm, each, strict=True)
             normed = [self._norm(f"fc_norm.{i}", *pair) for i, pair in enumerate(pairs)]
             states = op.concat(normed, -1)

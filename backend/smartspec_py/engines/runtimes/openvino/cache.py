@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from smartspec_py.engines.runtimes.openvino.graph import BLOCK_LEN, cache_names
+from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, cache_names
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 

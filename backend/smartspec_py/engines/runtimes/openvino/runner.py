@@ -51,16 +51,16 @@ from smartspec_py.engines.checkpoints.tensors import (
 )
 from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.machine import free_bytes, has_vnni
-from smartspec_py.engines.runtimes.openvino.cache import BlockCache
-from smartspec_py.engines.runtimes.openvino.graph import (
+from smartspec_py.engines.runtimes.openvino.attention import (
     BLOCK_LEN,
     INPUTS,
     LONGEST,
-    MATRIX_A,
     OWN_ADAPTERS,
-    DecoderGraph,
 )
+from smartspec_py.engines.runtimes.openvino.cache import BlockCache
+from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut
+from smartspec_py.engines.runtimes.openvino.products import MATRIX_A
 from smartspec_py.engines.runtimes.openvino.supported import auto_weights
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile

@@ -1,0 +1,212 @@
+"""Products of states with weights, as operators of a graph: for each kind of weights, and with
+adapters.
+
+OpenVINO recognises compressed weights by the form of the graph: a constant of integers, converted
+and multiplied by its scale. It then multiplies integers, if the processor can: activations are
+rounded to 8 bits in groups, see `runner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as op
+import torch
+from openvino._offline_transformations import compress_model_transformation
+
+from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
+from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints
+from smartspec_py.engines.runtimes.openvino.weights import (
+    Compressed,
+    Weights,
+    by_columns,
+    columns_of,
+    joined,
+)
+
+TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
+
+LAYERS = "model.layers."
+"""How the names of the layers' weights begin. Only these may have 4 bits."""
+
+MATRIX_A = ".lora_A"
+"""How the names of the adapters' matrices A end among the weights, behind the layer's name."""
+
+
+class ProductGraph:
+    """A graph with weights. The graph, compiled or not, reads their memory: keep `memory` as long
+    as the graph."""
+
+    def __init__(
+        self,
+        model: Any,
+        weights: Weights,
+        *,
+        num_bits: int,
+        group: int,
+        is_half: bool,
+        most_width: int | None = None,
+        keeps_4_bits: bool = False,
+        adapters: Adapters = NO_ADAPTERS,
+        own_adapters: Any = None,
+    ) -> None:
+        """See `DecoderGraph`. own_adapters: the input OWN_ADAPTERS, with adapters."""
+        self.weights, self.num_bits, self.group, self.is_half = weights, num_bits, group, is_half
+        self.most_width, self.keeps_4_bits = most_width, keeps_4_bits
+        self.adapters = adapters
+        self.memory: list[Any] = []
+        self.marked = _marked()
+        if adapters.names:
+            columns = op.constant(adapters.columns.numpy())
+            own = op.gather(columns, own_adapters, int_(0))
+            self.own_columns = op.unsqueeze(own, int_(1))  # bool [N, 1, rank]
+        self.widths = {
+            name: layer.out_features
+            for name, layer in model.named_modules()
+            if isinstance(layer, torch.nn.Linear)
+        }
+
+    def _linear(self, names: Sequence[str], states: Any, num_rows: int | None = None) -> Any:
+        """The product with the first num_rows rows of the joined weights, with what the adapters
+        add to it, and the bias if there is one."""
+        adapted = [name for name in names if name in self.adapters.layers]
+        weights = [f"{name}.weight" for name in names] + [name + MATRIX_A for name in adapted]
+        products = [_product(states, parts) for parts in self._matrices(weights, num_rows)]
+        out = products[0] if len(products) == 1 else op.concat(products, -1)
+        if adapted:
+            out = self._with_adapters(out, names, adapted)
+        biases = [f"{name}.bias" for name in names]
+        if biases[0] not in self.weights.tensors:
+            return out
+        return op.add(out, self._stored(self.weights.stored(*biases)))
+
+    def _with_adapters(self, out: Any, names: Sequence[str], adapted: Sequence[str]) -> Any:
+        """out: W x of these layers and then A x of the adapted ones, [N, 1, width]. Returns
+        W x + B A x, with the A of each token's own adapter."""
+        ranks = [self.adapters.rank] * len(adapted)
+        widths = [self.widths[name] for name in names]
+        parts = op.variadic_split(out, int_(-1), ints(*widths, *ranks)).outputs()
+        inner = dict(zip(adapted, parts[len(names) :], strict=True))
+        whole = []
+        for name, part in zip(names, parts, strict=False):
+            if name in inner:
+                # Selected and not multiplied: infinity of another adapter becomes 0.
+                own = op.select(self.own_columns, inner[name], float_(0.0))
+                matrix_b = self._stored(self.adapters.joined(name)[1])
+                part = op.add(part, op.matmul(own, matrix_b, False, True))
+            whole.append(part)
+        return whole[0] if len(whole) == 1 else op.concat(whole, -1)
+
+    def _matrices(self, names: Sequence[str], num_rows: int | None) -> list[list[Any]]:
+        """The parts of the weights of these names: of neighbours as one matrix, where the files'
+        own 4 bits are kept for all of them or for none."""
+        kept = {name: self._kept(name) for name in names}
+        matrices = []
+        for is_kept, run in groupby(names, key=lambda name: kept[name] is not None):
+            if is_kept:
+                weight = joined([weight for name in run if (weight := kept[name]) is not None])
+                columns = columns_of(2 * weight.values.shape[1], self.most_width, self.group)
+                matrices.append(self._int4(by_columns(weight, columns)))
+            else:
+                matrices.append(self._matrix(list(run), num_rows, self.most_width))
+        return matrices
+
+    def _kept(self, name: str) -> Compressed | None:
+        if not self.keeps_4_bits or not name.startswith(LAYERS):
+            return None
+        return self.weights.kept(name)
+
+    def _matrix(
+        self, names: Sequence[str], num_rows: int | None = None, most_width: int | None = None
+    ) -> list[Any]:
+        """The weight [out, in] of a product or of the embeddings, as float32 in the graph; one
+        after another, its parts by columns if it is wider than most_width."""
+        if not self.num_bits:
+            return [self._stored(self.weights.stored(*names)[:num_rows])]
+        if self.num_bits == 8 or not names[0].startswith(LAYERS):
+            return self._int8(self.weights.int8(*names, most_width=most_width), num_rows)
+        return self._int4(self.weights.int4(self.group, *names, most_width=most_width))
+
+    def _int8(self, parts: Sequence[Compressed], num_rows: int | None) -> list[Any]:
+        made = []
+        for part in parts:
+            values = part.values[:num_rows]
+            integers = self._constant(values, values.shape, ov.Type.i8)
+            scale = op.constant(part.scale[:num_rows].numpy())
+            made.append(op.multiply(op.convert(integers, np.float32), scale))
+        return made
+
+    def _int4(self, parts: Sequence[Compressed]) -> list[Any]:
+        made = []
+        for part in parts:
+            num_out, num_groups, _ = part.scale.shape
+            width = 2 * part.values.shape[1]
+            shape = num_out, num_groups, width // num_groups
+            integers = self._constant(part.values, shape, ov.Type.u4)
+            zero, scale = (op.constant(numbers.numpy()) for numbers in (part.zero, part.scale))
+            shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
+            whole = ints(num_out, width)
+            made.append(op.reshape(op.multiply(shifted, scale), whole, special_zero=False))
+        return made
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(tensor.byte_size for tensor in self.memory if isinstance(tensor, ov.Tensor))
+
+    def _constant(self, numbers: torch.Tensor, shape: Sequence[int], dtype: ov.Type) -> Any:
+        """A constant on the memory of the numbers, which may hold several values in a byte."""
+        array = numbers.numpy()
+        tensor = ov.Tensor(array, ov.Shape(list(shape)), dtype)
+        self.memory += [array, tensor]
+        return op.constant(tensor, shared_memory=True)
+
+    def _stored(self, weight: torch.Tensor) -> Any:
+        """The weight as float32 in the graph, on its own memory.
+
+        Products in half precision keep weights of half precision. Those in float32 get them as
+        float32: otherwise OpenVINO 2026.4 converts them in each pass, and sums in another order in
+        passes of up to 4 tokens (with two threads) and of 256 and more, if a product is 4,096 wide.
+        """
+        if weight.dtype == torch.float32 or not self.is_half:
+            weight = weight.float()
+            return self._constant(weight, weight.shape, ov.Type.f32)
+        stored = self._constant(weight.view(torch.int16), weight.shape, TYPES[weight.dtype])
+        converted = _conversion(self.marked.clone())
+        converted.input(0).replace_source_output(stored.output(0))
+        converted.constructor_validate_and_infer_types()
+        return converted
+
+
+def _product(states: Any, parts: Sequence[Any]) -> Any:
+    """With a weight of which these are the parts by columns."""
+    widths = [part.get_output_shape(0)[1] for part in parts]
+    inputs = [states]
+    if len(parts) > 1:
+        inputs = op.variadic_split(states, int_(-1), ints(*widths)).outputs()
+    products = [
+        op.matmul(given, weight, transpose_a=False, transpose_b=True)
+        for given, weight in zip(inputs, parts, strict=True)
+    ]
+    return reduce(op.add, products)
+
+
+def _marked() -> ov.Model:
+    """A model with one marked conversion. The mark makes OpenVINO keep weights in their stored
+    precision instead of converting them once. The Python API cannot set this mark."""
+    inputs = op.parameter([1, 64], np.float32)
+    made = op.matmul(inputs, op.constant(np.ones((64, 64), np.float32)), False, True)
+    model = ov.Model([op.result(made)], [inputs], "compressed")
+    compress_model_transformation(model)
+    return model
+
+
+def _conversion(model: ov.Model) -> Any:
+    return next(
+        operator for operator in model.get_ordered_ops() if operator.get_type_name() == "Convert"
+    )
