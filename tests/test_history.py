@@ -167,18 +167,20 @@ def test_a_longer_match_in_the_history_is_used() -> None:
     proposer = PromptLookupProposer(4, history_tokens=100)
     learn(proposer, 0, "abcdefgh", "s")
     assert drafts(proposer, 1, "Xabcd", "s") == "efgh"
-    assert proposer.cohort(1) == HISTORY + "4 tokens once"
+    assert proposer.acceptance_group(1) == HISTORY + "4 tokens once"
     assert proposer.counterfactual(1, letters("Xabcd"), letters("efX")) == (3, 2)
     assert drafts(proposer, 2, "cdQcd", "s") == "QcdQ"  # 2 tokens in both: its own text
     assert drafts(proposer, 3, "bcdQbcd", "s") == "Qbcd"  # 3 in both: its own text
-    assert proposer.cohort(3) == "3 tokens"
+    assert proposer.acceptance_group(3) == "3 tokens"
     learn(proposer, 4, "Zabcde", "s")
     assert drafts(proposer, 5, "Yabcd", "s") == "e"  # no token after the end of the text
-    assert proposer.cohort(5) == HISTORY + "2 tokens often"
+    assert proposer.acceptance_group(5) == HISTORY + "2 tokens often"
     learn(proposer, 6, "Xabcdz", "s")
     assert drafts(proposer, 7, "Yabcd", "s") == "z"
-    assert proposer.cohort(7) == HISTORY + DISAGREED
-    assert {proposer.cohort(n) for n in (1, 3, 5, 7)} <= set(proposer.capabilities.cohorts)
+    assert proposer.acceptance_group(7) == HISTORY + DISAGREED
+    assert {proposer.acceptance_group(n) for n in (1, 3, 5, 7)} <= set(
+        proposer.capabilities.acceptance_groups
+    )
 
 
 def test_running_sequences_see_each_other() -> None:
@@ -203,7 +205,7 @@ def test_scopes_do_not_see_each_other() -> None:
 def test_without_history_nothing_is_kept() -> None:
     proposer = PromptLookupProposer(4)
     assert not proposer.capabilities.learns_texts
-    assert not any(name.startswith(HISTORY) for name in proposer.capabilities.cohorts)
+    assert not any(name.startswith(HISTORY) for name in proposer.capabilities.acceptance_groups)
 
 
 def test_a_new_scope_replaces_one_without_running_sequences(

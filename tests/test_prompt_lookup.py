@@ -205,7 +205,7 @@ def test_the_counterfactual_is_what_a_verification_would_have_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cohort"),
+    ("text", "group"),
     [
         ("abcdXab", "2 tokens"),
         ("abcdXabc", "3 tokens"),
@@ -216,10 +216,10 @@ def test_the_counterfactual_is_what_a_verification_would_have_said() -> None:
         ("ZabXYabXab", "2 tokens"),  # twice alike; before the latest is a Y
     ],
 )
-def test_matches_are_told_apart(text: str, cohort: str) -> None:
+def test_matches_are_told_apart(text: str, group: str) -> None:
     """Where two occurrences were followed by different tokens the latest is still taken."""
     proposer = PromptLookupProposer(max_draft_len=3)
     assert proposer.num_available(SEQUENCE, letters(text), SamplingParams()) == 3
-    found = proposer.cohort(SEQUENCE)
-    assert found == cohort
-    assert found in proposer.capabilities.cohorts
+    found = proposer.acceptance_group(SEQUENCE)
+    assert found == group
+    assert found in proposer.capabilities.acceptance_groups

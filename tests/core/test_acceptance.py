@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smartspec_py.core.learn import acceptance
-from smartspec_py.core.learn.acceptance import INITIAL_MEAN, MAX_COHORTS, AcceptanceTracker, Trial
+from smartspec_py.core.learn.acceptance import INITIAL_MEAN, MAX_GROUPS, AcceptanceTracker, Trial
 
 
 def observe(
@@ -61,7 +61,7 @@ def test_the_initial_mean_stands_before_anything_was_seen() -> None:
         ([(0, 0)] * 10, 0.7),
     ],
 )
-def test_mean_of_a_cohort(steps: list[tuple[int, int]], expected: float) -> None:
+def test_mean_of_a_group(steps: list[tuple[int, int]], expected: float) -> None:
     tracker = AcceptanceTracker()
     observe_all(tracker, steps)
     assert mean_of(tracker) == pytest.approx(expected, abs=1e-4)
@@ -79,8 +79,8 @@ def test_estimate_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert accept_prob(tracker, 2) == pytest.approx(0.6222, abs=1e-4)
 
 
-def test_assumed_acceptance_of_cohorts() -> None:
-    """Of a cohort that is described nothing is taken from the others."""
+def test_assumed_acceptance_of_groups() -> None:
+    """Of a group that is described nothing is taken from the others."""
     tracker = AcceptanceTracker({"long": 0.9, "short": 0.2})
     assert accept_prob(tracker, 1, "long") == pytest.approx(0.9)
     for _ in range(50):
@@ -99,11 +99,14 @@ def test_learned_state_is_restored() -> None:
     state = json.loads(json.dumps(tracker.state()))
     whole.restore(state, 1.0)
     half.restore(state, 0.5)
+    of_old_file = AcceptanceTracker()
+    of_old_file.restore({"experts": state["experts"], "cohorts": state["groups"]}, 1.0)
+    assert of_old_file.state() == whole.state()
     for kind in ("kind 0", "kind 1", "unknown"):
         assert accept_probs(whole, 99, 4, kind) == pytest.approx(accept_probs(tracker, 99, 4, kind))
     assert mean_of(tracker, "unknown") < mean_of(half, "unknown") < INITIAL_MEAN
     with pytest.raises(ValueError, match="1 experts, not 2"):
-        whole.restore({"experts": [0.0], "cohorts": {}}, 1.0)
+        whole.restore({"experts": [0.0], "groups": {}}, 1.0)
 
 
 def test_all_rejected_falls_within_sixteen_steps() -> None:
@@ -119,7 +122,7 @@ def test_all_rejected_falls_within_sixteen_steps() -> None:
 
 
 def test_an_estimate_that_is_not_renewed_drifts_back() -> None:
-    """Own trials 4.8 * 0.98^400 = 0.001, those of the cohort 4.99 * 0.998^400 = 2.24: the mean is
+    """Own trials 4.8 * 0.98^400 = 0.001, those of the group 4.99 * 0.998^400 = 2.24: the mean is
     5.6/10.24 = 0.547."""
     tracker = AcceptanceTracker()
     observe_all(tracker, [(4, 0)] * 5)
@@ -184,12 +187,12 @@ def test_a_kind_begins_with_what_the_others_are_and_goes_its_own_way() -> None:
 
 def test_kinds_are_bounded() -> None:
     tracker = AcceptanceTracker()
-    for number in range(3 * MAX_COHORTS):
+    for number in range(3 * MAX_GROUPS):
         observe(tracker, number, 4, 1, f"kind {number}")
         tracker.release(number)
-    assert len(tracker._cohorts) == MAX_COHORTS
+    assert len(tracker._groups) == MAX_GROUPS
     assert mean_of(tracker) == pytest.approx(
-        (8 * 0.7 + MAX_COHORTS) / (8 + 2 * MAX_COHORTS), abs=0.001
+        (8 * 0.7 + MAX_GROUPS) / (8 + 2 * MAX_GROUPS), abs=0.001
     )
 
 

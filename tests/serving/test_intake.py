@@ -332,20 +332,20 @@ def test_what_the_whole_cache_cannot_hold_is_refused() -> None:
         receive(engine, limits, max_tokens=19)
 
 
-def test_cohorts_are_by_workload_or_by_temperature() -> None:
-    def cohort(**fields: Any) -> str:
-        return receive(**fields)[0].cohort
+def test_acceptance_groups_are_by_workload_or_by_temperature() -> None:
+    def group(**fields: Any) -> str:
+        return receive(**fields)[0].acceptance_group
 
-    assert cohort() == "greedy"
-    assert len({cohort(), cohort(temperature=0.2), cohort(temperature=0.9)}) == 3
-    assert cohort(workload="mine") == cohort(workload="mine", temperature=0.9) == "workload mine"
+    assert group() == "greedy"
+    assert len({group(), group(temperature=0.2), group(temperature=0.9)}) == 3
+    assert group(workload="mine") == group(workload="mine", temperature=0.9) == "workload mine"
 
 
-def test_cohorts_are_by_adapter() -> None:
+def test_acceptance_groups_are_by_adapter() -> None:
     engine = engine_with(adapters=("sql", "chat"))
     fields: list[dict[str, Any]] = [{}, {"temperature": 0.9}, {"workload": "mine"}]
     found = {
-        receive(engine, adapter=adapter, **each)[0].cohort
+        receive(engine, adapter=adapter, **each)[0].acceptance_group
         for adapter in (None, "sql", "chat")
         for each in fields
     }

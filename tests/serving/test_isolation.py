@@ -100,7 +100,7 @@ CALLS: list[tuple[Any, str]] = [
     (DraftModelProposer, "draft_prefill_len"),
     (DraftModelProposer, "release"),
     (PromptLookupProposer, "num_available"),
-    (PromptLookupProposer, "cohort"),
+    (PromptLookupProposer, "acceptance_group"),
     (Source, "_trial"),
     (Scheduler, "_advance"),
     (Scheduler, "_charge"),

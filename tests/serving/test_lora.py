@@ -164,7 +164,7 @@ def test_acceptance_is_learned_for_each_adapter(tmp_path: Path) -> None:
     config = config_of(lora=folders(tmp_path), draft=str(TINY / "draft"))
     with serving(config) as server:
         generate(server, asked_for(requests([None, "a"]), "fixed:3"))
-    learned = server.loop.state()["speculation"]["acceptance"]["draft_model"]["cohorts"]
+    learned = server.loop.state()["speculation"]["acceptance"]["draft_model"]["groups"]
     assert {"greedy", "adapter a, greedy"} <= set(learned)
 
 

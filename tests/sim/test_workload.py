@@ -81,7 +81,7 @@ def test_phases_shift_the_mixture() -> None:
     )
     spec = WorkloadSpec(kinds=KINDS, phases=phases, arrivals="constant")
     requests = draw(spec)
-    assert [request.cohort for request in requests] == ["chat"] * 50 + ["sql"] * 50
+    assert [request.acceptance_group for request in requests] == ["chat"] * 50 + ["sql"] * 50
     assert (requests[0].prompt_len, requests[0].output_len) == (20, 30)
 
 
@@ -92,8 +92,8 @@ def test_a_request_is_the_same_at_every_rate() -> None:
     )
     assert len(fast) > len(slow) > 20
     for one, other in zip(slow, fast, strict=False):
-        assert (one.cohort, one.prompt_len, one.runs) == (
-            other.cohort,
+        assert (one.acceptance_group, one.prompt_len, one.runs) == (
+            other.acceptance_group,
             other.prompt_len,
             other.runs,
         )
@@ -148,7 +148,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
     requests = read_record(path, accept=0.0)
     assert [request.arrival_s for request in requests] == [0.0, 2.0, 4.0]
-    assert [request.cohort for request in requests] == ["sql", "", ""]
+    assert [request.acceptance_group for request in requests] == ["sql", "", ""]
     assert [request.runs[DRAFT_MODEL][0] for request in requests] == [2, 2, 1]
     assert offered_rate(requests) == 0.5
 

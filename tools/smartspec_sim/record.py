@@ -58,7 +58,7 @@ def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) ->
         prompt_len=int(_either(raw, "prompt_len", "num_input_tokens")),
         output_len=output_len,
         runs={DRAFT_MODEL: [int(one) for one in runs]},
-        cohort=str(raw.get("kind", "")),
+        acceptance_group=str(raw.get("kind", "")),
         priority=int(raw.get("priority", 0)),
         deadline_s=raw.get("deadline_s"),
     )

@@ -117,7 +117,7 @@ class Run:
         """A summary per kind of request; empty if there is only one kind."""
         kinds: dict[str, list[RequestTiming]] = {}
         for request, timing in zip(requests, timings, strict=True):
-            kinds.setdefault(request.cohort, []).append(timing)
+            kinds.setdefault(request.acceptance_group, []).append(timing)
         found = {kind: summarise(those, self.slo) for kind, those in sorted(kinds.items())}
         return found if len(found) > 1 else {}
 

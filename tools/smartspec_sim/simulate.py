@@ -218,7 +218,7 @@ def _served_request(request: SimRequest, policy: str, max_draft_len: int) -> Req
         max_draft_len=max_draft_len,
         proposers=tuple(request.runs),
         slo_s_per_token=None if slo_ms is None else slo_ms / 1e3,
-        cohort=request.cohort,
+        acceptance_group=request.acceptance_group,
         priority=request.priority,
         arrival_s=request.arrival_s,
         deadline_s=None if deadline_s is None else request.arrival_s + deadline_s,

@@ -53,7 +53,7 @@ class SimRequest:
     prompt_len: int
     output_len: int
     runs: Mapping[str, Runs]
-    cohort: str = ""
+    acceptance_group: str = ""
     priority: int = 0
     deadline_s: float | None = None
     tpot_slo_ms: float | None = None
@@ -125,7 +125,7 @@ class KindSpec(_Layer):
             prompt_len=prompt_len,
             output_len=output_len,
             runs={self.proposer: runs},
-            cohort=self.name,
+            acceptance_group=self.name,
             priority=self.priority,
             deadline_s=self.deadline_s,
             tpot_slo_ms=self.tpot_slo_ms,

@@ -46,8 +46,8 @@ class ProposerCapabilities:
     has_position_rates: whether acceptance depends on the position of a draft, as with heads, whose
         guesses get worse with each one.
     learns_texts: whether it is shown the text of each sequence with a scope, see `Proposer.learn`.
-    cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
-        into cohorts. See `Proposer.cohort`.
+    acceptance_groups: the initial acceptance rate of each group of drafts; empty if drafts are not
+        divided into groups. See `Proposer.acceptance_group`.
     draft_s: seconds to draft for one sequence alone, and for each further one together with it, at
         any draft length. Used only without has_passes.
     tree_context_len: known tokens and drafts of a sequence with a tree; None if it drafts no trees,
@@ -62,7 +62,7 @@ class ProposerCapabilities:
     reads_hidden: bool = False
     has_position_rates: bool = False
     learns_texts: bool = False
-    cohorts: Mapping[str, float] = field(default_factory=dict)
+    acceptance_groups: Mapping[str, float] = field(default_factory=dict)
     draft_s: tuple[float, float] = (0.0, 0.0)
     max_context_len: int | None = None
     tree_context_len: int | None = None
@@ -113,9 +113,9 @@ class Proposer(ABC):
         """
         return 0, 0
 
-    def cohort(self, sequence: SequenceId) -> str:
-        """The name, in `cohorts`, of the cohort of its current drafts for the sequence. Called only
-        if there are cohorts."""
+    def acceptance_group(self, sequence: SequenceId) -> str:
+        """The name, in `acceptance_groups`, of the group of its current drafts for the sequence.
+        Called only if there are groups."""
         return ""
 
     def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:

@@ -113,7 +113,7 @@ class Intake:
             tenant=params.tenant,
             proposers=proposers,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
-            cohort=_cohort(params, sampling),
+            acceptance_group=_acceptance_group(params, sampling),
             reuses_prefix=params.reuse_prefix and not params.prompt_log_probs,
             priority=params.priority,
             arrival_s=arrival_s,
@@ -309,7 +309,7 @@ class Intake:
         return min(asked, most, max(longest, default=0))
 
 
-def _cohort(params: GenerateParams, sampling: SamplingParams) -> str:
+def _acceptance_group(params: GenerateParams, sampling: SamplingParams) -> str:
     """The adapter, and the client's workload name, or a name for the verification and the
     temperature range.
 

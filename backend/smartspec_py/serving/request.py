@@ -87,7 +87,7 @@ class Request:
     has_begun: whether its prefill has, since it was last admitted.
     num_computed_tokens: tokens given to the target or found in its cache.
     num_cached: prompt tokens found in the cache when its first prefill began.
-    cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
+    acceptance_group: of requests with similar acceptance; see `core.learn.acceptance`.
     num_steps: decoding steps, including those without drafts.
     proposer: name of the proposer of its latest drafts. Empty before the first.
     """
@@ -105,7 +105,7 @@ class Request:
     tenant: str = ""
     proposers: tuple[str, ...] = ()
     slo_s_per_token: float | None = None
-    cohort: str = ""
+    acceptance_group: str = ""
     reuses_prefix: bool = True
     priority: int = 0
     arrival_s: float = 0.0

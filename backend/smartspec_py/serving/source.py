@@ -39,7 +39,7 @@ class Source:
         self._proposer = GuardedProposer(name, proposer)
         self._capabilities = able = proposer.capabilities
         num_positions = able.max_draft_len if able.has_position_rates else 1
-        self._acceptance = AcceptanceTracker(able.cohorts, num_positions=num_positions)
+        self._acceptance = AcceptanceTracker(able.acceptance_groups, num_positions=num_positions)
         self._branches = BranchTracker()
         self._trees: dict[SequenceId, tuple[tuple[int, ...], Tree]] = {}
         """Tokens and shapes of the trees of its last step with drafts."""
@@ -69,8 +69,8 @@ class Source:
         if not able:
             return {}
         sequences = [request.sequence for request in able]
-        cohorts = [self._cohort(request) for request in able]
-        probs = self._acceptance.accept_probs(sequences, max(nums.values()), cohorts)
+        groups = [self._acceptance_group(request) for request in able]
+        probs = self._acceptance.accept_probs(sequences, max(nums.values()), groups)
         draft_s = _share_s(self._capabilities.draft_s, num_sequences)
         options = {
             request.sequence: [
@@ -120,7 +120,7 @@ class Source:
           its drafts. So a proposer can recover from poor early results. In a burst (several
           events), the tokens at its start are no longer known.
         - Otherwise it is a step without drafts. That is ignored if no proposer was asked, or if the
-          proposer has cohorts, because the step belongs to none of them.
+          proposer has acceptance groups, because the step belongs to none of them.
         """
         request, event = result.request, result.event
         sequence, counts = request.sequence, (0, 0)
@@ -131,9 +131,9 @@ class Source:
                 counts = self._branches.observe(tokens, tree.parents, event.tokens)
         elif self.name in result.asked and not result.is_burst:
             counts = self._proposer.counterfactual(sequence, request.tokens, event.tokens)
-        if not counts[0] and (not result.asked or self._capabilities.cohorts):
+        if not counts[0] and (not result.asked or self._capabilities.acceptance_groups):
             return None
-        return Trial(sequence, *counts, self._cohort(request))
+        return Trial(sequence, *counts, self._acceptance_group(request))
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """Give the proposer the states of a prompt, if it reads them."""
@@ -189,12 +189,12 @@ class Source:
         lag = self._proposer.draft_prefill_len(request.sequence, len(request.tokens))
         return lag if lag > SHORT_LAG else 0
 
-    def _cohort(self, request: Request) -> str:
+    def _acceptance_group(self, request: Request) -> str:
         """Of the drafts that it has for the request in this step."""
         return (
-            self._proposer.cohort(request.sequence)
-            if self._capabilities.cohorts
-            else request.cohort
+            self._proposer.acceptance_group(request.sequence)
+            if self._capabilities.acceptance_groups
+            else request.acceptance_group
         )
 
     def _may_branch(self, request: Request, limits: Mapping[SequenceId, int]) -> bool:

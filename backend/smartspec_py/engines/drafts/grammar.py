@@ -11,7 +11,7 @@ from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
 
 FORCED = "forced"
-"""The only cohort of forced tokens."""
+"""The only acceptance group of forced tokens."""
 
 INITIAL_RATE = 0.98
 """Acceptance rate of forced tokens before any were seen. A model may write the same text with other
@@ -23,7 +23,7 @@ class GrammarProposer(Proposer):
 
     def __init__(self, max_draft_len: int) -> None:
         self.capabilities = ProposerCapabilities(
-            max_draft_len, has_passes=False, cohorts={FORCED: INITIAL_RATE}
+            max_draft_len, has_passes=False, acceptance_groups={FORCED: INITIAL_RATE}
         )
 
     def num_available(
@@ -40,5 +40,5 @@ class GrammarProposer(Proposer):
             for task in tasks
         ]
 
-    def cohort(self, sequence: SequenceId) -> str:
+    def acceptance_group(self, sequence: SequenceId) -> str:
         return FORCED

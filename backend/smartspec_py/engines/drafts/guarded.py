@@ -51,9 +51,9 @@ class GuardedProposer(Proposer):
     ) -> tuple[int, int]:
         return self._asked((0, 0), self._proposer.counterfactual, sequence, tokens, generated)
 
-    def cohort(self, sequence: SequenceId) -> str:
-        first = next(iter(self.capabilities.cohorts), "")
-        return self._asked(first, self._proposer.cohort, sequence)
+    def acceptance_group(self, sequence: SequenceId) -> str:
+        first = next(iter(self.capabilities.acceptance_groups), "")
+        return self._asked(first, self._proposer.acceptance_group, sequence)
 
     def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         return self._asked(0, self._proposer.draft_prefill_len, sequence, context_len)

@@ -12,8 +12,8 @@ With `history_tokens`, texts that sequences of the same scope have generated are
 (`history.py`), and a longer match there is used instead.
 
 The quality of drafts depends on the match. Longer matches are better. If earlier occurrences were
-followed by different tokens, drafts are rarely accepted. So drafts are divided into cohorts by
-both.
+followed by different tokens, drafts are rarely accepted. So drafts are divided into acceptance
+groups by both.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ workloads, the first draft was right in 0.81, 0.86, 0.50, 0.87 and 0.89 of the c
 rates are lower, because few texts repeat themselves that much."""
 
 DISAGREED = "disagreed"
-"""The cohort of matches whose earlier occurrences were followed by different tokens."""
+"""The acceptance group of matches whose earlier occurrences were followed by different tokens."""
 
-COHORTS = {**{f"{n} tokens": prob for n, prob in AGREED.items()}, DISAGREED: 0.15}
-"""The initial acceptance rate of each cohort. On the workloads it was 0.05 for DISAGREED."""
+GROUPS = {**{f"{n} tokens": prob for n, prob in AGREED.items()}, DISAGREED: 0.15}
+"""The initial acceptance rate of each group. On the workloads it was 0.05 for DISAGREED."""
 
 FOUND_ONCE = {2: 0.3, 3: 0.5, 4: 0.6, 5: 0.7, 16: 0.85}
 FOUND_OFTEN = {2: 0.7, 16: 0.9}
@@ -49,9 +49,9 @@ followed by the same token. After 2 tokens, the first draft was right in 0.27 an
 and in 0.1 where the matches disagreed."""
 
 HISTORY = "history, "
-"""Begins the names of their cohorts."""
+"""Begins the names of their acceptance groups."""
 
-HISTORY_COHORTS = {
+HISTORY_GROUPS = {
     **{f"{HISTORY}{n} tokens once": prob for n, prob in FOUND_ONCE.items()},
     **{f"{HISTORY}{n} tokens often": prob for n, prob in FOUND_OFTEN.items()},
     HISTORY + DISAGREED: 0.15,
@@ -68,7 +68,7 @@ class _Index:
 
     num_known: tokens at the last call. match_end: position of the token that followed the earlier
         occurrence of the tail; NOT_FOUND if there is none. length: of the match, at most 16.
-    cohort: of that match, see COHORTS.
+    acceptance_group: of that match, see GROUPS.
     text: what it has generated, in the history of its scope; None if it has none.
     found: a longer match in the history, which is used instead; None if there is none.
     ends: for each n, shortest first, the position after the latest occurrence of each n-gram.
@@ -80,7 +80,7 @@ class _Index:
     num_known: int = 0
     match_end: int = NOT_FOUND
     length: int = 0
-    cohort: str = DISAGREED
+    acceptance_group: str = DISAGREED
     text: Text | None = None
     found: Match | None = None
 
@@ -100,9 +100,12 @@ class PromptLookupProposer(Proposer):
         if max_draft_len < 0 or not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"{max_draft_len} drafts after {min_ngram} to {max_ngram} tokens")
         self._ngrams = range(min_ngram, max_ngram + 1)
-        cohorts = COHORTS | HISTORY_COHORTS if history_tokens else COHORTS
+        groups = GROUPS | HISTORY_GROUPS if history_tokens else GROUPS
         self.capabilities = ProposerCapabilities(
-            max_draft_len, has_passes=False, learns_texts=history_tokens > 0, cohorts=cohorts
+            max_draft_len,
+            has_passes=False,
+            learns_texts=history_tokens > 0,
+            acceptance_groups=groups,
         )
         self._indexes: dict[SequenceId, _Index] = {}
         self._history_tokens = history_tokens
@@ -139,9 +142,9 @@ class PromptLookupProposer(Proposer):
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return len(following), num_right
 
-    def cohort(self, sequence: SequenceId) -> str:
-        """The cohort of the match of the last lookup. There must have been a match."""
-        return self._indexes[sequence].cohort
+    def acceptance_group(self, sequence: SequenceId) -> str:
+        """The acceptance group of the match of the last lookup. There must have been a match."""
+        return self._indexes[sequence].acceptance_group
 
     def learn(
         self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, scope: str
@@ -194,7 +197,7 @@ class PromptLookupProposer(Proposer):
         found = index.text.history.find(tokens[-MAX_MATCH:], self.capabilities.max_draft_len)
         index.found = found if found and found.length > index.length else None
         if index.found:
-            index.cohort = HISTORY + _history_cohort(index.found)
+            index.acceptance_group = HISTORY + _history_group(index.found)
 
     def _joined(self, scope: str) -> History | None:
         """The history of a scope, for one more sequence; None if all others have running ones."""
@@ -247,7 +250,7 @@ def _match(index: _Index, tokens: Sequence[int]) -> None:
         match_end, length = end, n
     index.match_end = abs(match_end)
     index.length = _length(tokens, abs(match_end), length)
-    index.cohort = _cohort(index.length) if match_end > 0 else DISAGREED
+    index.acceptance_group = _group(index.length) if match_end > 0 else DISAGREED
 
 
 def _length(tokens: Sequence[int], match_end: int, length: int) -> int:
@@ -257,11 +260,11 @@ def _length(tokens: Sequence[int], match_end: int, length: int) -> int:
     return length
 
 
-def _cohort(length: int) -> str:
+def _group(length: int) -> str:
     return f"{_least(AGREED, length)} tokens"
 
 
-def _history_cohort(match: Match) -> str:
+def _history_group(match: Match) -> str:
     if not match.is_agreed:
         return DISAGREED
     if match.num == 1:
