@@ -166,7 +166,7 @@ class LoopHarness:
     @property
     def cache_used(self) -> int:
         """Bytes that the live requests are charged for."""
-        return self.loop.scheduler.cache.used(self.loop.scheduler.batcher.live.values())
+        return self.loop.lifecycle.cache.used(self.loop.lifecycle.batcher.live.values())
 
     @property
     def num_places_taken(self) -> int:
@@ -175,13 +175,13 @@ class LoopHarness:
 
     def after_admission(self, look: Callable[[], None]) -> None:
         """Call it in every step behind the admission, when everything must fit."""
-        admit = self.loop.scheduler.admit
+        admit = self.loop.lifecycle.admit
 
         def admit_and_look() -> None:
             admit()
             look()
 
-        self.loop.scheduler.admit = admit_and_look  # type: ignore[method-assign]
+        self.loop.lifecycle.admit = admit_and_look  # type: ignore[method-assign]
 
     def drain(self, most_steps: int = 2000) -> list[FinishReason | ErrorCode]:
         """Step until nothing is left, and check that nothing is held then.
@@ -206,7 +206,7 @@ class LoopHarness:
         return ends
 
     def check_nothing_held(self) -> None:
-        self.loop.scheduler.check_integrity()
+        self.loop.lifecycle.check_integrity()
         target, proposer = self.target, self.proposer
         assert not (target._held if isinstance(target, TrtllmTarget) else target.num_sequences)
         is_trtllm = isinstance(proposer, TrtllmDraftProposer)

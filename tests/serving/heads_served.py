@@ -57,6 +57,6 @@ def served(
     """The answers without errors, and how many requests were preempted."""
     with serving(config, **changes) as server:
         sinks = generate(server, params, 120.0)
-        num_preemptions = server.loop.scheduler.num_preemptions
+        num_preemptions = server.loop.lifecycle.num_preemptions
     assert [sink.error for sink in sinks] == [None] * len(sinks)
     return sinks, num_preemptions

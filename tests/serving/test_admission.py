@@ -189,7 +189,7 @@ def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -
     last_draft = {first: 0, second: 0}
     while True:
         harness.step()
-        if harness.loop.scheduler.num_preemptions:
+        if harness.loop.lifecycle.num_preemptions:
             break
         for number, draft_len in harness.loop.records[-1].decision.plan.draft_lens.items():
             if draft_len:
@@ -200,7 +200,7 @@ def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -
     assert harness.drain() == [FinishReason.LENGTH] * 2
     assert [request.num_preemptions for request in harness.requests.values()] == [0, 1]
     assert max(used) <= 180
-    assert harness.states[-1][1].num_preemptions == harness.loop.scheduler.num_preemptions
+    assert harness.states[-1][1].num_preemptions == harness.loop.lifecycle.num_preemptions
 
 
 def test_nobody_starves() -> None:
@@ -233,10 +233,10 @@ def test_priority_preempts_only_what_is_lower_and_the_last_in_rank_first() -> No
     harness.step(3)
     third, _ = submit(priority=1), submit(priority=1)
     harness.step()
-    assert set(harness.loop.scheduler.batcher.live) == {*highs, third}
+    assert set(harness.loop.lifecycle.batcher.live) == {*highs, third}
     top = submit(priority=2)
     harness.step()
-    assert set(harness.loop.scheduler.batcher.live) == {*highs, top}, "the later arrival gives way"
+    assert set(harness.loop.lifecycle.batcher.live) == {*highs, top}, "the later arrival gives way"
     assert harness.drain() == [FinishReason.LENGTH] * 6
     assert [request.num_preemptions for request in harness.requests.values()] == [1, 0, 0, 1, 0, 0]
 

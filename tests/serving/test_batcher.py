@@ -75,7 +75,7 @@ def batcher(
 
 
 def admit_all(made: Batcher) -> None:
-    """As many as there are rows, each with all its tokens to read, as the scheduler does it."""
+    """As many as there are rows, each with all its tokens to read, as `Lifecycle` does it."""
     while len(made.live) < made.max_batch_size and made.waiting:
         first = made.waiting[0]
         made.admit(first)

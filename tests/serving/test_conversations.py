@@ -155,7 +155,7 @@ def test_memory_stays_within_what_was_said(tmp_path: Path, seed: int) -> None:
         with serving(engine, config) as server:
             used = watch_memory(pool_of(engine)._memory)
             found.append([sink.tokens for sink in generate(server, params, 300.0)])
-            num_preempted = server.loop.scheduler.num_preemptions
+            num_preempted = server.loop.lifecycle.num_preemptions
         if "cache_bytes" in limits:
             assert num_preempted > 0
             # A block more for each request, of target and draft.

@@ -156,7 +156,7 @@ def test_a_preempted_text_continues_its_grammar(server: Server) -> None:
     tight = Server(build_engine(config, PAIR), config)
     tight.start()
     found = answers(tight, policy="goodput")
-    num_preemptions = tight.loop.scheduler.num_preemptions
+    num_preemptions = tight.loop.lifecycle.num_preemptions
     tight.stop()
     assert num_preemptions
     assert [sink.tokens for sink in found] == [sink.tokens for sink in expected]

@@ -23,12 +23,12 @@ from smartspec_py.engines.local import target as target_module
 from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.structured.grammar import GrammarState
 from smartspec_py.serving import controller as controller_module
-from smartspec_py.serving import scheduler as scheduler_module
+from smartspec_py.serving import lifecycle as lifecycle_module
 from smartspec_py.serving.admission import CacheLedger
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.controller import Controller
+from smartspec_py.serving.lifecycle import Lifecycle
 from smartspec_py.serving.request import ErrorCode, Request
-from smartspec_py.serving.scheduler import Scheduler
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.source import Source
 from smartspec_py.serving.speculation import Speculation
@@ -102,9 +102,9 @@ CALLS: list[tuple[Any, str]] = [
     (PromptLookupProposer, "num_available"),
     (PromptLookupProposer, "acceptance_group"),
     (Source, "_trial"),
-    (Scheduler, "_advance"),
-    (Scheduler, "_charge"),
-    (scheduler_module, "_keep"),
+    (Lifecycle, "_advance"),
+    (Lifecycle, "_charge"),
+    (lifecycle_module, "_keep"),
 ]
 """Calls of a step about one request, or about several of which it is one."""
 
@@ -173,9 +173,9 @@ def test_a_fault_in_the_work_for_one_request(
 ) -> None:
     works: Callable[..., Any] = getattr(owner, name)
     sequences, raised = set[int](), list[int]()
-    begin = Scheduler._begin
+    begin = Lifecycle._begin
 
-    def note(self: Scheduler, request: Request) -> None:
+    def note(self: Lifecycle, request: Request) -> None:
         if request.sampling.seed == SEED:
             sequences.add(request.sequence)
         begin(self, request)
@@ -188,7 +188,7 @@ def test_a_fault_in_the_work_for_one_request(
             raise kind("a fault")
         return works(*arguments, **named)
 
-    monkeypatch.setattr(Scheduler, "_begin", note)
+    monkeypatch.setattr(Lifecycle, "_begin", note)
     monkeypatch.setattr(owner, name, fails)
     victim = check_others(server, expected)
     assert raised, "nothing was injected"
@@ -198,7 +198,7 @@ def test_a_fault_in_the_work_for_one_request(
         assert "a fault" in victim.error[1]
     monkeypatch.undo()
     assert check_others(server, expected).tokens == expected[0].tokens
-    server.loop.scheduler.check_integrity()
+    server.loop.lifecycle.check_integrity()
 
 
 @pytest.mark.parametrize("kind", [ValueError, Panic])
@@ -348,4 +348,4 @@ def test_a_request_whose_own_work_delays_the_others_ends(
         "bad_words: takes 60 ms of each step of all requests, must take at most 50 ms: "
         "use a simpler value"
     )
-    assert server.loop.scheduler.host_s["shaping"] > 16 * 0.06
+    assert server.loop.lifecycle.host_s["shaping"] > 16 * 0.06

@@ -305,7 +305,7 @@ def test_a_dead_engine_is_not_used_again(cancelled: int | None) -> None:
         harness.step()
     if cancelled is not None:
         harness.inbox.cancel(cancelled)
-    harness.loop.scheduler.fail_all(ErrorCode.INTERNAL, "the loop ended")
+    harness.loop.lifecycle.fail_all(ErrorCode.INTERNAL, "the loop ended")
     harness.loop.flush()
     assert gone.call_count == 1
     for number in numbers:

@@ -112,7 +112,7 @@ class Serving(RuleBasedStateMachine):
     def parts_agree(self) -> None:
         harness = self.harness
         harness.target.check_integrity()
-        harness.loop.scheduler.check_integrity()
+        harness.loop.lifecycle.check_integrity()
         waiting = [r for r in harness.requests.values() if r.state is RequestState.WAITING]
         num_unread = len(harness.inbox._arrivals)  # what the loop does not know of yet
         assert harness.loop.num_waiting + num_unread == len(waiting)
@@ -120,7 +120,7 @@ class Serving(RuleBasedStateMachine):
         live = [
             r
             for r in harness.requests.values()
-            if r.sequence in harness.loop.scheduler.batcher.live
+            if r.sequence in harness.loop.lifecycle.batcher.live
         ]
         assert harness.target.num_sequences == len(live)
 

@@ -177,7 +177,7 @@ def compare_mixed(
     """All requests together under random arms, with additional requests that are cancelled."""
     rng = random.Random(seed)
     report = CheckReport("all", "mixed")
-    preempted_before = server.loop.scheduler.num_preemptions
+    preempted_before = server.loop.lifecycle.num_preemptions
     order = [(case, rng.choice(arms)) for case in cases]
     rng.shuffle(order)
     running = []
@@ -192,7 +192,7 @@ def compare_mixed(
     for case, arm, sink in running:
         sink.wait(WAIT_S)
         report.add(case, arm, sink)
-    report.counts["preemptions"] = server.loop.scheduler.num_preemptions - preempted_before
+    report.counts["preemptions"] = server.loop.lifecycle.num_preemptions - preempted_before
     return report
 
 

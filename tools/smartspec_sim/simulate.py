@@ -1,6 +1,6 @@
 """Runs the server's own step loop with simulated engines on a virtual clock.
 
-The step loop, the scheduler, the acceptance estimates and the planner are those of the server.
+The step loop, admission, the acceptance estimates and the planner are those of the server.
 Triton, the network and the responder are not simulated. A request is put into the inbox at its
 arrival time, between two steps.
 
@@ -265,9 +265,9 @@ class Simulation:
         self._advance(math.inf)
         result = self._result
         for server in self.servers:
-            server.loop.scheduler.check_integrity()
+            server.loop.lifecycle.check_integrity()
             assert not server.target.num_sequences, "a request was not released"
-            result.num_preemptions += server.loop.scheduler.num_preemptions
+            result.num_preemptions += server.loop.lifecycle.num_preemptions
             result.elapsed_s = max(result.elapsed_s, server.clock.now())
             result.busy_s += server.target.busy_s / len(self.servers)
         result.timings = [self._timings[request.sequence] for request in self._requests]

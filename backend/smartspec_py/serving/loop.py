@@ -1,11 +1,11 @@
 """The step loop: the thread that owns requests and engines.
 
 A step: take in, plan (mode, views, plan), flush, draft, submit, await, learn acceptance, apply,
-record and learn costs. The scheduler changes requests, the proposers draft, and the planner chooses
+record and learn costs. The lifecycle changes requests, the proposers draft, and the planner chooses
 draft lengths. This module does not depend on Triton, PyTorch or text.
 
 An exception while a step is planned or drafted costs its drafts. One while it is recorded costs
-what it would have taught. One in the work for a request fails this request (see `Scheduler` and
+what it would have taught. One in the work for a request fails this request (see `Lifecycle` and
 `GuardedProposer`). An exception of the target's pass ends the loop, and the caller of `run` must
 then fail all requests.
 """
@@ -30,10 +30,10 @@ from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.lifecycle import Lifecycle
 from smartspec_py.serving.messages import SHUTTING_DOWN, LoopState, Update
 from smartspec_py.serving.metrics import FLUSH_S
 from smartspec_py.serving.request import ErrorCode, Request
-from smartspec_py.serving.scheduler import Scheduler
 from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.step import Decision, Reason, StepRecord, StepWatch
 
@@ -85,7 +85,7 @@ class StepLoop:
             capabilities.block_len,
         )
         self._speculation = Speculation(proposers)
-        self.scheduler = Scheduler(
+        self.lifecycle = Lifecycle(
             target=target,
             speculation=self._speculation,
             batcher=self._batcher,
@@ -107,7 +107,7 @@ class StepLoop:
         """Run steps until the inbox is closed. Then fail the remaining requests."""
         while not self._inbox.is_closed:
             self.step(IDLE_WAIT_S)
-        self.scheduler.fail_all(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
+        self.lifecycle.fail_all(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         self.flush()
 
     def step(self, idle_wait_s: float = 0.0) -> None:
@@ -125,15 +125,15 @@ class StepLoop:
         self.flush()
         decision, drafts = self._draft(ready, decision, watch)
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
-        self.scheduler.find_prefixes()
+        self.lifecycle.find_prefixes()
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
-        self.scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
+        self.lifecycle.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
         events = self._await(drafted or decision.plan.draft_lens)
         target_s = _target_s(events, decision)
         if any(draft.on_device is not None for draft in drafts.values()):
             watch.extend("draft_s", target_s)
-        self._learn(self._speculation.observe, self.scheduler.steps_of(events), decision.views)
-        self.scheduler.apply(events)
+        self._learn(self._speculation.observe, self.lifecycle.steps_of(events), decision.views)
+        self.lifecycle.apply(events)
         watch.mark("total_s")
         if events:
             self._record(decision, prefills, drafted, events, target_s=target_s, watch=watch)
@@ -181,12 +181,12 @@ class StepLoop:
         messages = self._inbox.take(wait_s)
         for call in messages.calls:
             call(None)
-        self.scheduler.take(messages)
-        self.scheduler.check_engine(self._engine_timeout_s)
-        self.scheduler.expire()
+        self.lifecycle.take(messages)
+        self.lifecycle.check_engine(self._engine_timeout_s)
+        self.lifecycle.expire()
         if self._clock() >= self._drain_until_s:
-            self.scheduler.cancel_all()
-        self.scheduler.admit()
+            self.lifecycle.cancel_all()
+        self.lifecycle.admit()
 
     def _plan(self, ready: Sequence[Request], watch: StepWatch) -> Decision:
         """Decide draft lengths. An exception here costs only the drafts of this step: no draft
@@ -195,7 +195,7 @@ class StepLoop:
         try:
             context_lens = [len(request.tokens) for request in ready]
             mode = controller.mode(context_lens, speculation.must_search(ready))
-            limits = self.scheduler.cache.draft_room(ready, self._batcher.live.values())
+            limits = self.lifecycle.cache.draft_room(ready, self._batcher.live.values())
             views = speculation.views(ready, limits, watch.start_s, mode)
             watch.mark("views_s")
             sizes = self._target.ready_sizes
@@ -238,7 +238,7 @@ class StepLoop:
         watch: StepWatch,
     ) -> None:
         """Record the step, learn from it, and post it."""
-        num_before, self._num_generated = self._num_generated, self.scheduler.num_generated
+        num_before, self._num_generated = self._num_generated, self.lifecycle.num_generated
         record = StepRecord(
             decision=decision,
             events=[event.without_tensors for event in events],
@@ -299,16 +299,16 @@ class StepLoop:
         if is_same and self.num_live and now < self._next_look_s:
             return
         self._next_look_s = now + FLUSH_S
-        cache = self.scheduler.cache
+        cache = self.lifecycle.cache
         used = cache.used(self._batcher.live.values()) / max(1, cache.budget.capacity)
         state = LoopState(
             num_running=self.num_live,
             num_waiting=self.num_waiting,
             cache_utilization=min(1.0, used),
-            num_preemptions=self.scheduler.num_preemptions,
+            num_preemptions=self.lifecycle.num_preemptions,
             num_switches=self.controller.num_switches,
             time_errors=self.controller.time_errors,
-            host_s=dict(self.scheduler.host_s),
+            host_s=dict(self.lifecycle.host_s),
         )
         if state != self._shown:
             self._shown = state

@@ -1,6 +1,6 @@
 """A request: its state, and the allowed state transitions.
 
-The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` notes its `proposer`.
+The loop thread owns every `Request`. `Lifecycle` changes it; `Speculation` notes its `proposer`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Request:
     max_draft_len: the request's largest draft length.
     grammar: that its text follows; None if it is free.
     host_time: of its work beside passes, since the last step.
-    num_dear_steps: steps in a row in which that was too much; see `Scheduler`.
+    num_dear_steps: steps in a row in which that was too much; see `Lifecycle`.
     adapter: name of its LoRA adapter; empty if it has none.
     tenant: see `GenerateParams`; empty if it has none.
     proposers: names of all proposers that may draft for it, in the order of a view's options.

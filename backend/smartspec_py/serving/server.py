@@ -266,7 +266,7 @@ class Server:
             logger.exception("the step loop ended")
             reason = f"the step loop ended: {sentence(error)}"
             self._inbox.close(reason)
-            self.loop.scheduler.fail_all(ErrorCode.INTERNAL, reason)
+            self.loop.lifecycle.fail_all(ErrorCode.INTERNAL, reason)
             self.loop.flush()
             self._fail(reason)
 

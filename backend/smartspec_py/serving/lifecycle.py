@@ -1,4 +1,4 @@
-"""The scheduler: moves requests from state to state, from arrival to their last update.
+"""The lifecycle of requests: moves them from state to state, from arrival to their last update.
 
 Each request ends with exactly one last `Update` for the responder. When a live request has ended
 and none of its work is in flight, `_release` frees its engine resources.
@@ -44,7 +44,7 @@ class EngineStalledError(RuntimeError):
     """The target engine returns no events for submitted work."""
 
 
-class Scheduler:
+class Lifecycle:
     """Owned by the loop thread."""
 
     def __init__(
