@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.engines.checkpoints import pair
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.pair import check_pair, check_pair_files
-from smartspec_py.engines.checkpoints.supported import ModelError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

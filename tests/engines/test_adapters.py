@@ -14,7 +14,7 @@ from local_models import OPENVINO, VOCAB_SIZE, make_model, make_runner
 
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE, WEIGHTS_FILE
 from smartspec_py.engines.checkpoints.adapters import Adapters, linear_layers, load_adapter
-from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.drafts.medusa.heads import MedusaHeads, load_heads
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 

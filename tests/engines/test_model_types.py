@@ -10,9 +10,9 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines.checkpoints.checks import MODELS
 from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
-from smartspec_py.engines.checkpoints.supported import MODELS
 from smartspec_py.engines.runtimes.openvino.supported import can_write_out
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME

@@ -14,8 +14,8 @@ import torch
 from local_models import VOCAB_SIZE, make_model, make_runner
 from safetensors.torch import load_file, save_file
 
+from smartspec_py.engines.checkpoints.checks import ModelError, check_quantization
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
-from smartspec_py.engines.checkpoints.supported import ModelError, check_quantization
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig

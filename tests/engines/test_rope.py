@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rope import rope_of, use_new_rope
-from smartspec_py.engines.checkpoints.supported import ModelError
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0}
 

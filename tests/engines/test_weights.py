@@ -16,8 +16,8 @@ from test_same_bits import CONFIGS, SIZES
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rows import TensorRows
-from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
 from smartspec_py.engines.runtimes.openvino import supported
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from smartspec_launch.hub import HubName, Repository
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE, WEIGHTS_FILE
-from smartspec_py.engines.checkpoints.supported import (
+from smartspec_py.engines.checkpoints.checks import (
     HEAD_FILES,
     WEIGHTS,
     ModelError,

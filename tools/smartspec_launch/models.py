@@ -17,8 +17,8 @@ from smartspec_launch.paths import hub_names
 from smartspec_launch.phases import SHORT_S, shown
 from smartspec_py.config import ServerConfig
 from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
-from smartspec_py.engines.checkpoints.supported import ModelError
 
 Say = Callable[[str], None]
 """Shows a person one line."""

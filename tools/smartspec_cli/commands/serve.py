@@ -35,8 +35,8 @@ from smartspec_launch.triton_server import ModelRefusedError, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import LocalEngineConfig, ServerConfig
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_config
+from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
 from smartspec_py.engines.checkpoints.pair import check_pair_files
-from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 

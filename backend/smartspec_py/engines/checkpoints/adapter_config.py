@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.engines.checkpoints.supported import ModelError, check_pointers, read_json
+from smartspec_py.engines.checkpoints.checks import ModelError, check_pointers, read_json
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 

@@ -23,8 +23,8 @@ from smartspec_py.engines.checkpoints.adapter_config import (
     WEIGHTS_FILE,
     read_adapter_config,
 )
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.head_files import load_tensors
-from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
 
 MATRIX = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
-from smartspec_py.engines.checkpoints.supported import ModelError
 
 
 def load_config(folder: Path, max_len: int) -> Any:

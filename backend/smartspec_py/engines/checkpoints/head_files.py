@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from smartspec_py.engines.checkpoints.supported import ModelError, first_line
+from smartspec_py.engines.checkpoints.checks import ModelError, first_line
 from smartspec_py.engines.checkpoints.tensors import check_tensors, file_tensors
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")

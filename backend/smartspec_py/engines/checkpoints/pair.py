@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smartspec_py.engines.checkpoints.gguf.folder import INDEX
-from smartspec_py.engines.checkpoints.supported import (
+from smartspec_py.engines.checkpoints.checks import (
     ModelError,
     check_files,
     check_model,
@@ -18,6 +17,7 @@ from smartspec_py.engines.checkpoints.supported import (
     check_sizes,
     read_json,
 )
+from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 
 WINDOWED = (
     "exaone4",

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from smartspec_py.engines.checkpoints.checks import ModelError, first_line
 from smartspec_py.engines.checkpoints.rows import whole
-from smartspec_py.engines.checkpoints.supported import ModelError, first_line
 
 Part = Callable[[str], torch.Tensor | None]
 """A tensor of the matrix by the end of its name; None if the files have none."""
@@ -95,7 +95,7 @@ class QuantizedTensors(Mapping[str, torch.Tensor]):
     read."""
 
     def __init__(self, stored: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
-        """settings: quantization_config, which `supported.check_quantization` accepts."""
+        """settings: quantization_config, which `checks.check_quantization` accepts."""
         self._stored, self._settings = stored, settings
         ends = {name: name.rpartition(".") for name in stored}
         self._matrices = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 
-from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError
 
 IS_OLD = int(transformers.__version__.partition(".")[0]) < 5
 """Whether this is Transformers 4."""

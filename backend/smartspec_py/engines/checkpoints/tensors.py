@@ -15,17 +15,17 @@ from zipfile import is_zipfile
 import torch
 from safetensors import SafetensorError, safe_open
 
-from smartspec_py.engines.checkpoints.gguf.folder import INDEX
-from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
-from smartspec_py.engines.checkpoints.quantized import Integers, QuantizedTensors
-from smartspec_py.engines.checkpoints.rows import Rows, TensorRows
-from smartspec_py.engines.checkpoints.supported import (
+from smartspec_py.engines.checkpoints.checks import (
     ModelError,
     first_line,
     quantization,
     read_json,
     weight_files,
 )
+from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
+from smartspec_py.engines.checkpoints.quantized import Integers, QuantizedTensors
+from smartspec_py.engines.checkpoints.rows import Rows, TensorRows
 from smartspec_py.engines.phases import READING, Steps
 
 CONSTANTS = re.compile(

@@ -24,10 +24,10 @@ from smartspec_py.engines.checkpoints.adapters import (
     linear_layers,
     load_adapter,
 )
+from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.pair import check_pair
-from smartspec_py.engines.checkpoints.supported import ModelError, check_heads
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.drafts.eagle.head import (
     is_eagle,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.checkpoints.checks import ModelError, first_line
 from smartspec_py.engines.checkpoints.config import load_config
-from smartspec_py.engines.checkpoints.supported import ModelError, first_line
 from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.openvino.supported import MODEL_TYPES, can_write_out
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner

@@ -27,17 +27,17 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from smartspec_py.engines.checkpoints import supported
-from smartspec_py.engines.checkpoints.config import load_config
-from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
-from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
-from smartspec_py.engines.checkpoints.supported import (
+from smartspec_py.engines.checkpoints import checks
+from smartspec_py.engines.checkpoints.checks import (
     ROTATIONS,
     ModelError,
     check_sizes,
     read_json,
     wrong_field,
 )
+from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
+from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
 from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
@@ -73,7 +73,7 @@ class EagleConfig:
 
 def is_eagle(folder: Path) -> bool:
     """Whether the directory has an EAGLE or speculators head."""
-    return supported.is_eagle(_document(folder))
+    return checks.is_eagle(_document(folder))
 
 
 def read_config(folder: Path, target: Any) -> EagleConfig:

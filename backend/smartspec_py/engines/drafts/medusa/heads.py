@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
-from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.checkpoints.tensors import check_type
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 

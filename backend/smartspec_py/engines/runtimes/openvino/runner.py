@@ -40,8 +40,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from smartspec_py.defaults import cache_dir
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config
-from smartspec_py.engines.checkpoints.supported import ModelError
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
     check_complete,

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from smartspec_py.engines.checkpoints.checks import SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
-from smartspec_py.engines.checkpoints.supported import SERVED_ROTATIONS
 
 MODEL_TYPES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 """Supported values of `model_type`. These models have RMS norms before attention and a gated MLP.

@@ -13,9 +13,9 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from smartspec_py.engines.checkpoints.checks import ModelError, first_line, quantization
 from smartspec_py.engines.checkpoints.config import key_shape, load_config
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
-from smartspec_py.engines.checkpoints.supported import ModelError, first_line, quantization
 from smartspec_py.engines.checkpoints.tensors import (
     check_complete,
     check_finite,

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from smartspec_py.engines.checkpoints.supported import first_line
+from smartspec_py.engines.checkpoints.checks import first_line
 from smartspec_py.engines.runtimes.pytorch.causal import PackedModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.compiled import compile_parts
 from smartspec_py.engines.runtimes.pytorch.layout import (
