@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.engines.checkpoints.checks import MODELS
 from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
-from smartspec_py.engines.runtimes.openvino.supported import can_write_out
+from smartspec_py.engines.runtimes.openvino.model_types import can_write_out
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig

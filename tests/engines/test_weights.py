@@ -18,8 +18,8 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rows import TensorRows
+from smartspec_py.engines.runtimes.openvino import model_types
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
-from smartspec_py.engines.runtimes.openvino import supported
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import to_int4, to_int8
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
@@ -73,7 +73,7 @@ def test_int4_that_no_group_fits_is_refused() -> None:
 def test_auto_is_int8_for_large_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, weights: str
 ) -> None:
-    monkeypatch.setattr(supported, "LARGE", least)
+    monkeypatch.setattr(model_types, "LARGE", least)
     make_model("llama").save_pretrained(tmp_path)
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="auto"))
     assert runner.config.weights == weights

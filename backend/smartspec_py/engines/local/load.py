@@ -16,7 +16,7 @@ from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.checkpoints.checks import ModelError, first_line
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.phases import PREPARING, begin
-from smartspec_py.engines.runtimes.openvino.supported import MODEL_TYPES, can_write_out
+from smartspec_py.engines.runtimes.openvino.model_types import MODEL_TYPES, can_write_out
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
 from smartspec_py.engines.runtimes.pytorch.float8 import has_float8
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner

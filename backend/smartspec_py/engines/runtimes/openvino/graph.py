@@ -22,13 +22,13 @@ from smartspec_py.engines.runtimes.openvino.attention import (
     cache_names,
     paged_attention,
 )
-from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
-from smartspec_py.engines.runtimes.openvino.products import ProductGraph
-from smartspec_py.engines.runtimes.openvino.supported import (
+from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
     rotation_table,
 )
+from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
+from smartspec_py.engines.runtimes.openvino.products import ProductGraph
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 
 

@@ -59,9 +59,9 @@ from smartspec_py.engines.runtimes.openvino.attention import (
 )
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
+from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A
-from smartspec_py.engines.runtimes.openvino.supported import auto_weights
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
 from smartspec_py.engines.runtimes.runner import (
