@@ -22,8 +22,8 @@ from smartspec_bench.exactness import (
 from smartspec_cli.commands.check import _summary, _verdict_line
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.server import Engine
 from smartspec_testing.engines import FakeEngineConfig

@@ -26,7 +26,7 @@ if find_spec("smartspec_py") is None:
 
 from smartspec_py.codec import decode, encode, encode_error, wanted_outputs
 from smartspec_py.config import CONFIG_NAME, read_config
-from smartspec_py.defaults import ConfigError
+from smartspec_py.constants import ConfigError
 from smartspec_py.engines.phases import LIBRARIES, begin
 from smartspec_py.faults import sentence
 from smartspec_py.serving.build import build_engine

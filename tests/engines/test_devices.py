@@ -13,8 +13,8 @@ import torch
 from local_models import make_proposer, make_target, poll
 
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
+from smartspec_py.constants import ConfigError
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import Prefill, SequenceStart, Verify
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local import build as build_local

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
-from smartspec_py.defaults import DRAFT_MODEL, ConfigError
+from smartspec_py.constants import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.checkpoints import rows
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.config import TYPES

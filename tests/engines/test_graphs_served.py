@@ -14,7 +14,7 @@ import ragged_reference
 from smartspec_bench import texts
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
-from smartspec_py.defaults import DRAFT_MODEL
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load

@@ -11,8 +11,8 @@ from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
 from tokenizers.models import BPE
 from tokenizers.normalizers import Replace as Replaced
 
+from smartspec_py.constants import JSON_STYLE
 from smartspec_py.core.types import GuideType
-from smartspec_py.defaults import JSON_STYLE
 from smartspec_py.engines.structured.guides import GrammarError, compiled, grammar_text
 from smartspec_py.engines.structured.token_names import AddedTokens
 from smartspec_py.engines.structured.trial import new_tokenizer

@@ -10,7 +10,7 @@ import numpy as np
 
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.api.tensor_spec import OneOf, Range, TensorSpec, Text
-from smartspec_py.defaults import GUIDE_FIELDS
+from smartspec_py.constants import GUIDE_FIELDS
 
 SPECS = {spec.name: spec for spec in INPUTS}
 OPTIONAL = [spec.name for spec in INPUTS if spec.is_optional]

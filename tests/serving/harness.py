@@ -12,9 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from smartspec_py.config import LimitsConfig, ServerConfig
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget

@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 from harness import LoopHarness
 
+from smartspec_py.constants import PRIORITY_WORTH_S
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.defaults import PRIORITY_WORTH_S
 from smartspec_py.engines.base import SharesNothing
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.request import ErrorCode, Request, RequestError, RequestState

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
-from smartspec_py.defaults import DRAFT_MODEL, ConfigError
+from smartspec_py.constants import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load
 from smartspec_py.engines.runtimes.runner import RunnerConfig

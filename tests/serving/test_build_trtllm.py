@@ -15,7 +15,7 @@ from harness import LoopHarness, fake_text
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
-from smartspec_py.defaults import ConfigError
+from smartspec_py.constants import ConfigError
 from smartspec_py.engines.base import Prefill, SequenceStart
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.trtllm.build import capabilities_of

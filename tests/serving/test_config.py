@@ -17,8 +17,8 @@ from smartspec_py.config import (
     ServerConfig,
     read_config,
 )
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError
 from smartspec_py.core.plan.planner import BatchTable
-from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError
 from smartspec_py.engines.model_files import (
     end_tokens,
     existing,

@@ -11,7 +11,7 @@ import torch
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
-from smartspec_py.defaults import DRAFT_MODEL, ConfigError
+from smartspec_py.constants import DRAFT_MODEL, ConfigError
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import context
 from smartspec_py.engines.runtimes import machine

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
+from smartspec_py.constants import HEADS, ConfigError
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.defaults import HEADS, ConfigError
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer

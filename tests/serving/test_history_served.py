@@ -10,8 +10,8 @@ from harness import COST, LoopHarness
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LookupConfig, ServerConfig
+from smartspec_py.constants import PROMPT_LOOKUP
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.defaults import PROMPT_LOOKUP
 from smartspec_py.engines.base import Event
 from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.serving.build import build_engine

@@ -27,8 +27,8 @@ from harness import (
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.inbox import MAX_CALLS
 from smartspec_py.serving.lifecycle import EngineStalledError

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.base import Decode, Event, Prefill, SequenceStart, Verify, Work
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.proposer import DraftTask

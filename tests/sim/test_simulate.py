@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_sim.arrivals import RatePhase, arrival_times, poisson_gaps
 from smartspec_sim.simulate import SimLimits, SimResult, Simulation
 from smartspec_sim.workload import KindSpec, LengthSpec, PhaseSpec, SimRequest, WorkloadSpec, draw

@@ -15,7 +15,7 @@ from pathlib import Path
 from smartspec_launch.hub import Repository, free_disk
 from smartspec_launch.hub_files import gguf_of
 from smartspec_py.config import IS_MODEL, LocalEngineConfig, ServerConfig
-from smartspec_py.defaults import ConfigError
+from smartspec_py.constants import ConfigError
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_settings
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX, model_folder, write_folder

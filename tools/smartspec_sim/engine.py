@@ -19,9 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SequenceId
-from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.base import (
     Event,
     Grammar,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from smartspec_py.defaults import DRAFT_MODEL
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_sim.acceptance import draw_runs
 from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError
 

@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import Update

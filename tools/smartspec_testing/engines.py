@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from smartspec_py.config import EngineConfig, LimitsConfig, LocalPath
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.defaults import DRAFT_MODEL
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids, stepwise_capabilities

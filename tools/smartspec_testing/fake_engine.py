@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from smartspec_py.constants import GUIDE_FIELDS
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
-from smartspec_py.defaults import GUIDE_FIELDS
 from smartspec_py.engines.base import (
     Decode,
     Event,

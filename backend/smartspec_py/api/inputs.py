@@ -13,8 +13,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from smartspec_py.api.refused import NEUTRAL
 from smartspec_py.api.tensor_spec import Allowed, OneOf, Range, TensorSpec, Text
+from smartspec_py.constants import PRIORITY_WORTH_S
 from smartspec_py.core.types import GuideType, SpecMetrics, Verification
-from smartspec_py.defaults import PRIORITY_WORTH_S
 
 MAX_STOP_WORDS = 16
 MAX_STOP_TOKENS = 64

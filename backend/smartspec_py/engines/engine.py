@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from smartspec_py.constants import LEAST_CHUNK
 from smartspec_py.core.cost import CostModel
-from smartspec_py.defaults import LEAST_CHUNK
 from smartspec_py.engines.base import Target
 from smartspec_py.engines.proposer import Proposer
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from smartspec_py.constants import LEAST_CHUNK
 from smartspec_py.core.cost import CostModel, PassTable, interpolate
 from smartspec_py.core.plan.trees import MAX_STEP_NODES
-from smartspec_py.defaults import LEAST_CHUNK
 from smartspec_py.engines.base import Profilable
 from smartspec_py.engines.phases import MEASURING, Steps
 

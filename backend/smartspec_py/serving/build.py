@@ -16,7 +16,7 @@ from smartspec_py.config import (
     ServerConfig,
     TrtllmEngineConfig,
 )
-from smartspec_py.defaults import PROMPT_LOOKUP, ConfigError
+from smartspec_py.constants import PROMPT_LOOKUP, ConfigError
 from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.engines.engine import Engine
 

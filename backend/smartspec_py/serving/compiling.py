@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from smartspec_py.constants import GUIDE_FIELD
 from smartspec_py.core.types import GuideType
-from smartspec_py.defaults import GUIDE_FIELD
 from smartspec_py.engines.structured.compiler import CompiledGrammar, GrammarCompiler
 from smartspec_py.engines.structured.guides import GrammarError
 from smartspec_py.engines.structured.trial import CompileLimits, TooSlowError, TrialEnded, Unwanted

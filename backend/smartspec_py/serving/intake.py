@@ -19,9 +19,9 @@ from smartspec_py.api.inputs import (
     MAX_WORDS_BYTES,
     GenerateParams,
 )
+from smartspec_py.constants import GRAMMAR, GUIDE_FIELD
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, GuideType, SamplingParams
-from smartspec_py.defaults import GRAMMAR, GUIDE_FIELD
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import Reply, ResponseState, Sink

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from smartspec_py.api.errors import field_text
+from smartspec_py.constants import GUIDE_FIELD
 from smartspec_py.core.types import FinishReason
-from smartspec_py.defaults import GUIDE_FIELD
 from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.engines.host_time import Cause
 from smartspec_py.faults import ENDS, sentence

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from smartspec_py.api.errors import field_text
+from smartspec_py.constants import PRIORITY_WORTH_S
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.defaults import PRIORITY_WORTH_S
 from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.host_time import HostTime
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
-from smartspec_py.defaults import GRAMMAR, GUIDE_FIELDS
+from smartspec_py.constants import GRAMMAR, GUIDE_FIELDS
 from smartspec_py.engines.drafts.grammar import GrammarProposer
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.structured.compiler import GrammarCompiler

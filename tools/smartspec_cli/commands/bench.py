@@ -40,7 +40,7 @@ from smartspec_launch.gateway import tokenizer_dir
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import ServerConfig
-from smartspec_py.defaults import DEFAULT_CONTEXT_LEN
+from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 
 if TYPE_CHECKING:
     from smartspec_bench.live import Load, Serve

@@ -39,7 +39,7 @@ from smartspec_cli.commands.settings import (
 )
 from smartspec_launch.gateway import tokenizer_dir
 from smartspec_py.config import ServerConfig
-from smartspec_py.defaults import DRAFT_MODEL
+from smartspec_py.constants import DRAFT_MODEL
 
 if TYPE_CHECKING:
     from smartspec_py.core.cost import CostModel

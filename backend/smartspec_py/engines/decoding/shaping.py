@@ -37,8 +37,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from smartspec_py.constants import GUIDE_FIELD
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.defaults import GUIDE_FIELD
 from smartspec_py.engines.base import Failure, Grammar
 from smartspec_py.engines.host_time import Cause, HostTime
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
+from smartspec_py.constants import ConfigError
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.trees import MAX_NODES
-from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE
 from smartspec_py.engines.checkpoints.adapters import (

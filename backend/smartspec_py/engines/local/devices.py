@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smartspec_py.defaults import ConfigError
+from smartspec_py.constants import ConfigError
 from smartspec_py.engines.runtimes.machine import cpu_has
 
 if TYPE_CHECKING:

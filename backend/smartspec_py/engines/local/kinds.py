@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tokenizers import Tokenizer
 
+from smartspec_py.constants import DRAFT_MODEL, HEADS
 from smartspec_py.core.plan.trees import MAX_NODES
-from smartspec_py.defaults import DRAFT_MODEL, HEADS
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS
 from smartspec_py.engines.checkpoints.config import load_config

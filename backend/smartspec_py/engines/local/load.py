@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smartspec_py.defaults import ConfigError
+from smartspec_py.constants import ConfigError
 from smartspec_py.engines.checkpoints.checks import ModelError, first_line
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.phases import PREPARING, begin

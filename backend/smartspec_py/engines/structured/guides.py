@@ -15,8 +15,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from smartspec_py.constants import JSON_STYLE, lark_text
 from smartspec_py.core.types import GuideType
-from smartspec_py.defaults import JSON_STYLE, lark_text
 from smartspec_py.engines.structured.token_names import LARK_JSON, AddedTokens
 
 MAX_REASON = 300

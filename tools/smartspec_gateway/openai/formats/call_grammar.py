@@ -9,7 +9,7 @@ from typing import Any
 
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END
-from smartspec_py.defaults import JSON_STYLE
+from smartspec_py.constants import JSON_STYLE
 
 MAX_CALLS = 16
 """Calls of one answer that must call. Small models repeat themselves until the context is full."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.reasoning import BEGIN, END
-from smartspec_py.defaults import JSON_STYLE, lark_text
+from smartspec_py.constants import JSON_STYLE, lark_text
 
 ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
