@@ -27,11 +27,9 @@ from pydantic import (
 )
 
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.constants import (
-    DEFAULT_CONTEXT_LEN,
-    ConfigError,
-)
+from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.core.plan.planner import BatchTable, parse_policy
+from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine

@@ -1,11 +1,8 @@
-"""Constants, the error of the configuration and the cache directory, for modules that must import
-without pydantic."""
+"""Constants, for modules that must import without pydantic."""
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 DRAFT_MODEL = "draft_model"
@@ -40,16 +37,6 @@ PRIORITY_WORTH_S = 10.0
 always served eventually, even if requests with higher priority keep arriving."""
 
 
-class ConfigError(ValueError):
-    """engine.json cannot be used; the message names the file, the key and the reason."""
-
-
 def lark_text(text: str) -> str:
     """A text in a Lark grammar. It is written as in JSON, but without raw control characters."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def cache_dir() -> Path:
-    """This program's folder in XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "smartspec"

@@ -1,4 +1,5 @@
-"""What code catches that keeps a fault to what it concerns: one request, or one proposer.
+"""The error of the configuration, and what code catches that keeps a fault to what it concerns: one
+request, or one proposer.
 
 A panic of a library in Rust, such as tokenizers or llguidance, is a `BaseException` and no
 `Exception`. So such code has two clauses:
@@ -13,6 +14,10 @@ from __future__ import annotations
 
 ENDS = KeyboardInterrupt, SystemExit, GeneratorExit
 """Exceptions that end the program or a generator, and are no faults."""
+
+
+class ConfigError(ValueError):
+    """engine.json cannot be used; the message names the file, the key and the reason."""
 
 
 def sentence(error: BaseException) -> str:

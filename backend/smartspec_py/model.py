@@ -26,9 +26,8 @@ if find_spec("smartspec_py") is None:
 
 from smartspec_py.codec import decode, encode, encode_error, wanted_outputs
 from smartspec_py.config import CONFIG_NAME, read_config
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.phases import LIBRARIES, begin
-from smartspec_py.faults import sentence
+from smartspec_py.faults import ConfigError, sentence
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link, report_of
 from smartspec_py.serving.messages import Reply

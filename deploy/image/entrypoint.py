@@ -33,7 +33,7 @@ from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.models import with_local_models
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import ServerConfig, read_config
-from smartspec_py.constants import ConfigError
+from smartspec_py.faults import ConfigError
 
 DEFAULT_ENGINE_JSON = "/models/smartspec/1/engine.json"
 

@@ -13,13 +13,13 @@ import torch
 from local_models import make_proposer, make_target, poll
 
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import Prefill, SequenceStart, Verify
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local.devices import Devices, place
 from smartspec_py.engines.proposer import DraftTask
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.intake import cache_budget
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"

@@ -9,9 +9,9 @@ import torch
 from local_models import make_model
 
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.local.build import build_local
 from smartspec_py.engines.runtimes.pytorch.float8 import Float8Linear, use_float8
+from smartspec_py.faults import ConfigError
 
 TARGET = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 

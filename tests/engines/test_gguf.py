@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
-from smartspec_py.constants import DRAFT_MODEL, ConfigError
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.engines.checkpoints import rows
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.config import TYPES
@@ -34,6 +34,7 @@ from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 

@@ -7,8 +7,8 @@ import pytest
 from smartspec_launch import ascii_paths
 from smartspec_launch.ascii_paths import AsciiPaths
 from smartspec_py.config import LocalEngineConfig, ServerConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.model_files import existing
+from smartspec_py.faults import ConfigError
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
-from smartspec_py.constants import DRAFT_MODEL, ConfigError
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load
 from smartspec_py.engines.runtimes.runner import RunnerConfig
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving import build
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"

@@ -15,7 +15,6 @@ from harness import LoopHarness, fake_text
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.base import Prefill, SequenceStart
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.trtllm.build import capabilities_of
@@ -28,6 +27,7 @@ from smartspec_py.engines.trtllm.memory import (
     loaded_cache_tokens,
 )
 from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import RequestError
 from smartspec_py.serving.server import Server

@@ -17,7 +17,7 @@ from smartspec_py.config import (
     ServerConfig,
     read_config,
 )
-from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.engines.model_files import (
     end_tokens,
@@ -26,6 +26,7 @@ from smartspec_py.engines.model_files import (
     log_unused_defaults,
     num_token_ids,
 )
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.engines import FakeEngineConfig
 

@@ -11,10 +11,11 @@ import torch
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
-from smartspec_py.constants import DRAFT_MODEL, ConfigError
+from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import context
 from smartspec_py.engines.runtimes import machine
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason
 from smartspec_testing.local import generate, serving

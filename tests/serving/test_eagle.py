@@ -11,8 +11,9 @@ import torch
 from heads_served import MODEL, REQUESTS, TINY, config_of, served, serving
 from safetensors.torch import save_file
 
-from smartspec_py.constants import HEADS, ConfigError
+from smartspec_py.constants import HEADS
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate
 

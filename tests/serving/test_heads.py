@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
-from smartspec_py.constants import HEADS, ConfigError
+from smartspec_py.constants import HEADS
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import SequenceStart
@@ -25,6 +25,7 @@ from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer
 from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RunnerConfig
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason
 from smartspec_testing.local import LocalSink, generate

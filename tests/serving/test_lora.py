@@ -21,9 +21,9 @@ from smartspec_bench.exactness import force_drafting, reference
 from smartspec_bench.merged import merged_differences
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LocalEngineConfig, ServerConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.checkpoints.adapters import Adapters, linear_layers
 from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate
 

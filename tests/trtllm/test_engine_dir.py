@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from smartspec_py.config import LimitsConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role, faults_of, read_engine
+from smartspec_py.faults import ConfigError
 
 LIMITS = LimitsConfig(max_draft_len=7, max_sequences=64, max_context_len=1000)
 NUM_TOKENS = 128_000

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smartspec_launch.interpreter import LaunchError
-from smartspec_py.constants import ConfigError
+from smartspec_py.faults import ConfigError
 
 NAME = re.compile(
     r"(?P<repository>[a-z0-9][\w.-]*/[a-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w.-]+))?",

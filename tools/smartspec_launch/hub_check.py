@@ -15,11 +15,11 @@ from pathlib import Path
 from smartspec_launch.hub import Repository, free_disk
 from smartspec_launch.hub_files import gguf_of
 from smartspec_py.config import IS_MODEL, LocalEngineConfig, ServerConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_settings
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX, model_folder, write_folder
 from smartspec_py.engines.phases import size_text
+from smartspec_py.faults import ConfigError
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of a number in the files, by the dtype of config.json."""

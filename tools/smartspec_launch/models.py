@@ -16,9 +16,9 @@ from smartspec_launch.hub_files import gguf_of, settings_files, weights_files
 from smartspec_launch.paths import hub_names
 from smartspec_launch.phases import SHORT_S, shown
 from smartspec_py.config import ServerConfig
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.faults import ConfigError
 
 Say = Callable[[str], None]
 """Shows a person one line."""

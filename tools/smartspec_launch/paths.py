@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from smartspec_launch.hub import HubName, hub_name
+from smartspec_py.cache_dir import cache_dir
 from smartspec_py.config import IS_MODEL, ServerConfig
-from smartspec_py.constants import cache_dir
 
 
 def profile_cache() -> Path:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.structured.token_names import with_marks_as_text
+from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig

@@ -16,9 +16,10 @@ from smartspec_py.config import (
     ServerConfig,
     TrtllmEngineConfig,
 )
-from smartspec_py.constants import PROMPT_LOOKUP, ConfigError
+from smartspec_py.constants import PROMPT_LOOKUP
 from smartspec_py.engines.drafts.lookup import PromptLookupProposer
 from smartspec_py.engines.engine import Engine
+from smartspec_py.faults import ConfigError
 
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:

@@ -18,8 +18,8 @@ from smartspec_launch import paths
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.models import with_local_models
 from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig, read_config
-from smartspec_py.constants import ConfigError
 from smartspec_py.core.plan.planner import parse_policy
+from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine

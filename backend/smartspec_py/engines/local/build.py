@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
-from smartspec_py.constants import ConfigError
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.engines.cache.blocks import Memory
@@ -53,6 +52,7 @@ from smartspec_py.engines.profile import cached_profile, fingerprint, profile_pa
 from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
 from smartspec_py.engines.runtimes.runner import PYTORCH, Runner, RunnerConfig
+from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig, LocalEngineConfig

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from smartspec_py.constants import DEFAULT_CONTEXT_LEN, ConfigError
+from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.runtimes.machine import free_bytes
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.runner import bytes_per_token
+from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig

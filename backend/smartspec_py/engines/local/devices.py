@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.runtimes.machine import cpu_has
+from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.config import LocalEngineConfig

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.checkpoints.checks import ModelError, first_line
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.phases import PREPARING, begin
@@ -21,6 +20,7 @@ from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_run
 from smartspec_py.engines.runtimes.pytorch.float8 import has_float8
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.runner import FP8, Runner, RunnerConfig
+from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.config import LocalEngineConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.config import LimitsConfig, TrtllmEngineConfig
-from smartspec_py.constants import DRAFT_MODEL, GUIDE_FIELDS, ConfigError
+from smartspec_py.constants import DRAFT_MODEL, GUIDE_FIELDS
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.measure import ProfileShape
@@ -36,6 +36,7 @@ from smartspec_py.engines.trtllm.memory import (
 )
 from smartspec_py.engines.trtllm.requests import Bindings
 from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.faults import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.config import LimitsConfig
-from smartspec_py.constants import ConfigError
+from smartspec_py.faults import ConfigError
 
 EXTERNAL_DRAFTS = 2
 """The value of `build_config.speculative_decoding_mode` of a target."""

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role
 from smartspec_py.engines.trtllm.requests import Bindings, finish
+from smartspec_py.faults import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.constants import ConfigError
+from smartspec_py.faults import ConfigError
 
 MOST = 2**31 - 1
 

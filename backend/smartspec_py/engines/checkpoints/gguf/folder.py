@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from smartspec_py.constants import ConfigError, cache_dir
+from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.gguf.config import MODELS, read_config, read_places
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import read_header
@@ -24,6 +24,7 @@ from smartspec_py.engines.checkpoints.gguf.tokenizer import (
     make_tokenizer,
     token_settings,
 )
+from smartspec_py.faults import ConfigError
 
 INDEX = "gguf.json"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.constants import ConfigError
+from smartspec_py.faults import ConfigError
 
 FORMATS = {
     0: "B",

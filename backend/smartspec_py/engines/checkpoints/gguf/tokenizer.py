@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
-from smartspec_py.constants import ConfigError
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
+from smartspec_py.faults import ConfigError
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 """Kinds of tokens. A tokenizer.json has no unused ones, which pad the vocabulary."""

@@ -39,7 +39,7 @@ import openvino as ov
 import torch
 from transformers import AutoModelForCausalLM
 
-from smartspec_py.constants import cache_dir
+from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.tensors import (
