@@ -19,9 +19,11 @@ from smartspec_sim.traces import TraceError, decide, read_steps, unexplained
 COST = CostModel(
     target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
     draft=PassTable((1, 64), (1,), ((0.001,), (0.002,))),
-    catch_up_s=1 / 3e4,
+    draft_prefill_s=1 / 3e4,
 )
 DEARER = replace(COST, draft=PassTable((1, 64), (1,), ((0.008,), (0.016,))))
+
+OLD_NAMES = (("catch_up_s", "draft_prefill_s"),)
 
 
 def random_views(rng: np.random.Generator) -> list[SequenceView]:
@@ -95,6 +97,18 @@ def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(',"prompt":null', ""))
     assert '"prompt":null' not in path.read_text()
     assert read_steps(path).profile == COST
+
+
+def test_names_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    steps = recorded(range(5))
+    text = steps_text(COST, None, steps)
+    for old, new in OLD_NAMES:
+        assert text.count(f'"{new}":') >= 5
+        text = text.replace(f'"{new}":', f'"{old}":')
+    path = tmp_path / "steps.jsonl"
+    path.write_text(text)
+    again = read_steps(path)
+    assert (again.profile, again.steps) == (COST, steps)
 
 
 def test_a_plan_that_was_tampered_with_is_found() -> None:

@@ -47,9 +47,9 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     """Every way and every length of every sequence: the product of what each can do."""
     can_do = [_can_do(view) for view in views]
     picked = np.indices([len(one) for one in can_do]).reshape(len(views), -1)
-    # [what, sequence, plan]: drafts, passes, tokens, lag to catch up with, fixed seconds.
+    # [what, sequence, plan]: drafts, passes, tokens, draft prefill, fixed seconds.
     parts = np.array([np.array(one)[pick].T for one, pick in zip(can_do, picked, strict=True)])
-    drafts, passes, gained, lags, fixed_s = parts.transpose(1, 0, 2)
+    drafts, passes, gained, prefills, fixed_s = parts.transpose(1, 0, 2)
     batch_size = len(views)
     context_len = sum(view.context_len for view in views) / batch_size
     num_tokens = batch_size + drafts.sum(axis=0)
@@ -57,15 +57,17 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     seconds = seconds + cost.host_s
     for number in range(1, int(passes.max(initial=0)) + 1):
         seconds = seconds + cost.draft_pass_s[(passes >= number).sum(axis=0)]
-    for view, lag, fixed in zip(views, lags, fixed_s, strict=True):
-        seconds = seconds + cost.catch_up_s * lag / max(1.0, view.remaining / TOKENS_A_STEP)
+    for view, prefill, fixed in zip(views, prefills, fixed_s, strict=True):
+        seconds = seconds + cost.draft_prefill_s * prefill / max(
+            1.0, view.remaining / TOKENS_A_STEP
+        )
         seconds = seconds + fixed
     seconds = seconds + cost.draft_host_s * (drafts > 0).sum(axis=0)
     return EveryPlan((1 + gained).sum(axis=0), seconds, _num_met(views, 1 + gained, seconds))
 
 
 def _can_do(view: SequenceView) -> list[tuple[float, float, float, float, float]]:
-    """(drafts, passes, tokens gained, lag, fixed seconds) of all ways and lengths of a sequence."""
+    """(drafts, passes, tokens gained, prefill, fixed seconds) of a sequence's ways and lengths."""
     found = [(0.0, 0.0, 0.0, 0.0, 0.0)]
     for way in view.options:
         gained, survives = 0.0, 1.0
@@ -101,15 +103,15 @@ def _num_met(
 class Kind:
     """What random steps are made of.
 
-    jitter: points of a table lie up to this part above their line. catch_up_s: seconds a token of
-    lag. is_mixed: half of the sequences are looked up for. has_options: they may choose.
+    jitter: points of a table lie up to this part above their line. draft_prefill_s: seconds for
+    each token. is_mixed: half of the sequences are looked up for. has_options: they may choose.
     has_trees: what they draft may be a tree of up to 6 nodes.
     is_stepped: tables rise by steps of some tokens, as of a kernel that pads. has_targets: some
     sequences have a latency target.
     """
 
     jitter: float = 0.0
-    catch_up_s: float = 0.0
+    draft_prefill_s: float = 0.0
     is_mixed: bool = False
     has_options: bool = False
     has_trees: bool = False
@@ -128,7 +130,7 @@ def random_cost(rng: random.Random, kind: Kind) -> CostModel:
         draft=_random_table(rng, kind, (1, 2, 3, 5), (1,), draft_s),
         host_s=0.13,
         draft_host_s=kind.draft_host_s,
-        catch_up_s=kind.catch_up_s * rng.choice([0.2, 1.0]),
+        draft_prefill_s=kind.draft_prefill_s * rng.choice([0.2, 1.0]),
     )
 
 
@@ -159,7 +161,7 @@ def random_views(rng: random.Random, kind: Kind) -> list[SequenceView]:
 
 
 def _random_view(rng: random.Random, kind: Kind, sequence: int) -> SequenceView:
-    """A third of the draft caches lag behind; acceptance may rise with the position."""
+    """A third of the draft caches are behind; acceptance may rise with the position."""
     options = [_random_option(rng, kind, not (kind.is_mixed and rng.random() < 0.5))]
     if kind.has_options and rng.random() < 0.7:
         options.append(_random_option(rng, kind, not options[0].has_draft_passes))
@@ -173,8 +175,8 @@ def _random_option(rng: random.Random, kind: Kind, has_draft_passes: bool) -> Dr
     first, rise = rng.uniform(0.05, 0.98), rng.choice([0.0, 0.0, 0.1, -0.1])
     draft_len = rng.choice([rng.randint(0, kind.max_draft_len), kind.max_draft_len])
     probs = [min(max(first + rise * j, 0.01), 0.99) for j in range(draft_len)]
-    lag = rng.choice([0, 0, rng.randint(1, 100)]) if has_draft_passes else 0
-    return DraftOption(draft_len, tuple(probs), lag, has_draft_passes)
+    prefill_len = rng.choice([0, 0, rng.randint(1, 100)]) if has_draft_passes else 0
+    return DraftOption(draft_len, tuple(probs), prefill_len, has_draft_passes)
 
 
 def _with_target(rng: random.Random, view: SequenceView) -> SequenceView:

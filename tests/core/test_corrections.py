@@ -160,17 +160,17 @@ def test_steps_with_chunks_teach_nothing_of_the_target() -> None:
     assert corrections.mean_errors == (0.0, 0.0)
 
 
-def test_catch_up_is_part_of_what_drafting_is_predicted_to_take() -> None:
-    profile = replace(PROFILE, catch_up_s=0.0001)
+def test_draft_prefill_is_part_of_what_drafting_is_predicted_to_take() -> None:
+    profile = replace(PROFILE, draft_prefill_s=0.0001)
     corrections = CostCorrections(profile)
     step = step_of(profile, [2] * 4)
-    late = replace(step, num_catch_up_tokens=500, draft_s=step.draft_s + 0.05)
+    late = replace(step, num_draft_prefill_tokens=500, draft_s=step.draft_s + 0.05)
     for _ in range(50):
         corrections.observe(late)
     assert corrections.cost.draft_factor == pytest.approx(1.0)
     for _ in range(50):
         corrections.observe(replace(late, draft_s=2 * late.draft_s))
-    assert corrections.cost.catch_up_s == pytest.approx(0.0002, rel=0.02)
+    assert corrections.cost.draft_prefill_s == pytest.approx(0.0002, rel=0.02)
 
 
 def test_errors_before_and_after() -> None:

@@ -134,7 +134,7 @@ def test_fixed_and_none_rows_beside_a_goodput_row() -> None:
 def test_catching_up_is_charged(
     draft_prefill_len: int, remaining: int, draft_len: int, expected_s: float
 ) -> None:
-    cost = replace(FLAT_COST, catch_up_s=0.05)
+    cost = replace(FLAT_COST, draft_prefill_s=0.05)
     stale = view(
         accept_prob=0.5, max_draft_len=1, draft_prefill_len=draft_prefill_len, remaining=remaining
     )

@@ -21,8 +21,8 @@ KINDS = {
     "affine": (Kind(), 1e-9),
     "jagged": (Kind(jitter=0.3), 0.02),
     "stepped": (Kind(is_stepped=True), 0.02),
-    "stale draft caches": (Kind(catch_up_s=0.05), 0.02),
-    "jagged, stale": (Kind(jitter=0.3, catch_up_s=0.05), 0.035),
+    "stale draft caches": (Kind(draft_prefill_s=0.05), 0.02),
+    "jagged, stale": (Kind(jitter=0.3, draft_prefill_s=0.05), 0.035),
     "drafted and looked up": (Kind(is_mixed=True), 0.02),
     "drafted and looked up, jagged, stale": (Kind(0.3, 0.05, is_mixed=True), 0.02),
     "drafted and looked up, stepped, stale": (
@@ -49,7 +49,7 @@ def cases(kind: Kind, seed: int, num: int) -> Sequence[tuple[list[SequenceView],
 
 def test_a_plan_without_drafts_is_evaluated_alike() -> None:
     """It takes a shorter way through the code."""
-    for number, (views, cost) in enumerate(cases(Kind(catch_up_s=0.05), 5, 50)):
+    for number, (views, cost) in enumerate(cases(Kind(draft_prefill_s=0.05), 5, 50)):
         forced = {view.sequence: 0 for view in views}
         ready = ([], [len(views), 3], [7])[number % 3]
         settings = PlannerSettings(forced=forced, num_prefilling=1, ready_sizes=ready)

@@ -29,7 +29,7 @@ CAPABILITIES = replace(
 COST = CostModel(
     target=PassTable(rows=(1, 2), tokens_per_row=(1, 4), seconds=((1.0, 4.0), (2.0, 8.0))),
     draft=PassTable(rows=(1, 2), tokens_per_row=(1,), seconds=((0.1,), (0.3,))),
-    catch_up_s=0.01,
+    draft_prefill_s=0.01,
 )
 """A target pass takes 1 s a token, a draft pass 0.1 s for one sequence and 0.3 s for two."""
 
@@ -201,7 +201,7 @@ def test_a_draft_is_the_same_for_every_draft_length_and_start(seed, draft_len, n
     assert part == whole[num_known - 3 :][:draft_len]
 
 
-def test_lag_is_what_was_not_read():
+def test_draft_prefill_is_what_was_not_read():
     """The numbers of FakeProposer's docstring."""
     guess = proposer(0.5)
     assert guess.draft_prefill_len(1, 3) == 3
@@ -218,8 +218,8 @@ def test_lag_is_what_was_not_read():
     assert guess.draft_prefill_len(1, 11) == 11
 
 
-def test_a_proposal_lasts_its_passes_and_the_catch_up():
-    """Lengths 1 and 3: one pass of 2 rows, two of 1: 0.3 + 0.1 + 0.1; 3 + 4 tokens of lag: 0.07."""
+def test_a_proposal_lasts_its_passes_and_the_prefill():
+    """Lengths 1 and 3: one pass of 2 rows, two of 1: 0.3 + 0.1 + 0.1; 7 tokens to prefill: 0.07."""
     clock = VirtualClock()
     guess = proposer(0.5, cost=COST, clock=clock)
     guess.propose([task(3, 1), task(4, 3, sequence=2)])

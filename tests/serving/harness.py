@@ -38,7 +38,7 @@ TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))
 COST = CostModel(
     target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
     draft=PassTable((1, 64), (1,), ((0.001,), (0.002,))),
-    catch_up_s=0.0001,
+    draft_prefill_s=0.0001,
 )
 """A target pass of 10 to 70 ms, a draft pass of 1 to 2 ms: speculation pays from a = 0.15 or so."""
 

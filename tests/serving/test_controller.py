@@ -15,9 +15,9 @@ from smartspec_py.serving.step import Decision, Mode, Reason
 
 
 def view(
-    sequence: int, policy: str = "goodput", accept: float = 0.9, lag: int = 0, **more: Any
+    sequence: int, policy: str = "goodput", accept: float = 0.9, prefill_len: int = 0, **more: Any
 ) -> SequenceView:
-    option = DraftOption(6, (accept,) * 6, lag)
+    option = DraftOption(6, (accept,) * 6, prefill_len)
     return SequenceView(sequence, 100, 100, policy, (option,), **more)
 
 
@@ -92,10 +92,10 @@ def test_the_first_steps_and_one_in_a_hundred_are_for_the_reference() -> None:
 
 
 def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
-    """500 steps in which drafting was not worth it; then the sequence whose draft cache lags least
-    drafts, and nobody else. The decision has all that the plan was made of."""
+    """500 steps in which drafting was not worth it; then the sequence with the shortest draft
+    prefill drafts, and nobody else. The decision has all that the plan was made of."""
     made = controller()
-    views = [view(1, accept=0.001), view(2, accept=0.001, lag=9), view(3, "fixed:1")]
+    views = [view(1, accept=0.001), view(2, accept=0.001, prefill_len=9), view(3, "fixed:1")]
     probing = [d for d in run(made, views[:2], 600) if d.reason is Reason.PROBE]
     assert [d.plan.draft_lens for d in probing] == [{1: PROBE_DRAFT_LEN, 2: 0}]
     forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})

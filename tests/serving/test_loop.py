@@ -189,16 +189,16 @@ def test_all_rejected_switches_off_within_35_steps_and_probes_again() -> None:
     assert max(late) <= 2
 
 
-@pytest.mark.parametrize("catch_up_s", [0.0, 0.001])
-def test_text_that_drafts_well_again_is_speculated_on_again(catch_up_s: float) -> None:
+@pytest.mark.parametrize("draft_prefill_s", [0.0, 0.001])
+def test_text_that_drafts_well_again_is_speculated_on_again(draft_prefill_s: float) -> None:
     """All rejected up to position 300, all accepted from there: deep within 200 tokens.
 
-    "Off" must not be for good because the draft cache lags ever further behind: at 1 ms a token
+    "Off" must not be for good because the draft cache falls ever further behind: at 1 ms a token
     catching up costs 0.3 s once, and drafting then saves 8 of 10 ms for each of 700 tokens.
     """
     harness = LoopHarness(
         accept_prob=lambda tokens, position: 0.0 if position < 300 else 1.0,
-        cost=replace(COST, catch_up_s=catch_up_s),
+        cost=replace(COST, draft_prefill_s=draft_prefill_s),
     )
     harness.submit(PROMPT, 1000)
     assert harness.drain() == [FinishReason.LENGTH]

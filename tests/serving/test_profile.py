@@ -113,7 +113,7 @@ def test_a_profile_tells_what_the_engine_takes() -> None:
     assert cost.target_s(6, 6, 50) == pytest.approx(1.0 + 3.0 + 3.0)
     assert cost.draft_s(2) == pytest.approx(0.1 * (1.0 + 1.0 + 2.0))
     # Passes of 80 and of 16 tokens differ by 64 tokens that were only read: 0.1 x 0.3 each.
-    assert cost.catch_up_s == pytest.approx(0.03)
+    assert cost.draft_prefill_s == pytest.approx(0.03)
 
 
 def test_a_prompt_is_timed_as_it_is_read() -> None:
@@ -166,7 +166,7 @@ def test_noise_and_edges() -> None:
     assert measure(noisy, None, SHAPE) == measure(CountingEngine(), None, SHAPE)
     falling = CountingEngine(lambda rows, tokens, context_len, _: (1 - 1e-3 * context_len) / tokens)
     assert measure(falling, None, SHAPE).target.context_s == 0.0
-    assert measure(CountingEngine(), falling, SHAPE).catch_up_s == 0.0
+    assert measure(CountingEngine(), falling, SHAPE).draft_prefill_s == 0.0
     undrafted = measure(CountingEngine(), None, replace(SHAPE, max_draft_len=0, prefill_chunk=1))
     assert (undrafted.draft, undrafted.target.tokens_per_row) == (None, (1,))
     assert undrafted.prefill_s(1) == 0.0

@@ -81,11 +81,11 @@ def test_prompt_tokens_are_charged_as_measured(
     assert took_s == pytest.approx(seconds + 0.5)
 
 
-def test_drafting_takes_its_passes_and_its_lag() -> None:
+def test_drafting_takes_its_passes_and_its_prefill() -> None:
     """Lengths 3, 1 and 3 of three sequences: a pass of 3 rows and two of 2. All 10 + 6 + 8 known
-    tokens but the last of each are lag: 21, read in a pass of all three before. Draft passes take 1
-    s and 0.5 s per row."""
-    cost = CostModel(FLAT, draft=PassTable((1, 3), (1,), ((1.5,), (2.5,))), catch_up_s=0.01)
+    tokens but the last of each are prefilled: 21, in a pass of all three before. Draft passes take
+    1 s and 0.5 s per row."""
+    cost = CostModel(FLAT, draft=PassTable((1, 3), (1,), ((1.5,), (2.5,))), draft_prefill_s=0.01)
     clock = VirtualClock()
     proposer = SimProposer(DRAFT_MODEL, {}, 7, cost, clock)
     lengths = {1: (10, 3), 2: (6, 1), 3: (8, 3)}

@@ -20,7 +20,7 @@ COST = CostModel(
     target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
     draft=PassTable((1, 64), (1,), ((0.001,), (0.002,))),
     host_s=0.0005,
-    catch_up_s=0.00002,
+    draft_prefill_s=0.00002,
 )
 
 LIMITS = SimLimits(max_sequences=8, prefill_chunk=64)

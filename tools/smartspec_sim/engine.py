@@ -33,7 +33,7 @@ from smartspec_py.engines.base import (
     Work,
 )
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer, ProposerCapabilities
+from smartspec_py.engines.proposer import SHORT_PREFILL, DraftTask, Proposer, ProposerCapabilities
 from smartspec_sim.acceptance import NO_DRAFT, Runs, num_accepted
 from smartspec_testing.clock import VirtualClock
 
@@ -148,8 +148,9 @@ class SimTarget(SharesNothing):
 class SimProposer(Proposer):
     """Drafts the requested number of tokens. The target determines which are accepted.
 
-    Each pass of the draft model takes `draft_s`. Sequences with a draft lag above SHORT_LAG share
-    one more pass, and each token of their lag takes `catch_up_s`. Prompt lookup takes no time.
+    Each pass of the draft model takes `draft_s`. Sequences with a draft prefill above SHORT_PREFILL
+    share one more pass, and each of its tokens takes `draft_prefill_s`. Prompt lookup takes no
+    time.
     """
 
     def __init__(
@@ -191,8 +192,11 @@ class SimProposer(Proposer):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         if self._has_passes:
-            lags = [self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks]
-            self._clock.sleep(drafting_s(self._cost, [task.draft_len for task in tasks], lags))
+            prefill_lens = [
+                self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks
+            ]
+            draft_lens = [task.draft_len for task in tasks]
+            self._clock.sleep(drafting_s(self._cost, draft_lens, prefill_lens))
             for task in tasks:
                 known = len(task.tokens)
                 self._num_computed_tokens[task.sequence] = known
@@ -207,10 +211,9 @@ class SimProposer(Proposer):
             self._num_computed_tokens[sequence] = num_known + min(num_accepted, num_drafted - 1)
 
     def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
-        """Draft lag as in a draft model: the first draft pass itself computes the last known
-        token."""
-        lag = context_len - 1 - self._num_computed_tokens.get(sequence, 0)
-        return lag if lag > 0 and self._has_passes else 0
+        """As in a draft model: the first draft pass itself computes the last known token."""
+        missed = context_len - 1 - self._num_computed_tokens.get(sequence, 0)
+        return missed if missed > 0 and self._has_passes else 0
 
     def release(self, sequence: SequenceId) -> None:
         self._num_computed_tokens.pop(sequence, None)
@@ -220,15 +223,15 @@ class SimProposer(Proposer):
         self._num_computed_tokens.clear()
 
 
-def drafting_s(cost: CostModel, draft_lens: Sequence[int], lags: Sequence[int]) -> float:
-    """Seconds of the draft passes for these sequences, including catch-up."""
+def drafting_s(cost: CostModel, draft_lens: Sequence[int], prefill_lens: Sequence[int]) -> float:
+    """Seconds of the draft passes for these sequences, including draft prefill."""
     # Pass p has one row per sequence with at least p drafts.
     passes_s = sum(
         cost.draft_s(sum(length >= p for length in draft_lens))
         for p in range(1, max(draft_lens, default=0) + 1)
     )
-    late = [lag for lag in lags if lag > SHORT_LAG]
-    return passes_s + cost.draft_s(len(late)) + cost.catch_up_s * sum(late)
+    late = [length for length in prefill_lens if length > SHORT_PREFILL]
+    return passes_s + cost.draft_s(len(late)) + cost.draft_prefill_s * sum(late)
 
 
 @lru_cache(maxsize=1024)

@@ -31,7 +31,7 @@ EAGLE_PASS_S = 0.4522e-3 + 0.4471e-3 / 3
 """Seconds of a draft pass. Each step with drafts also takes a constant 0.4471 ms. A cost per pass
 has no such constant, so it is spread over 3 passes."""
 EAGLE_ROW_S = 5.528e-6
-EAGLE_CATCH_UP_S = 4.387e-8
+EAGLE_PREFILL_S = 4.387e-8
 
 TARGET_BYTES = 4 * 32 * 8 * 128
 EAGLE_BYTES = 4 * 8 * 128
@@ -70,7 +70,7 @@ def published() -> Hardware:
         return EAGLE_PASS_S + EAGLE_ROW_S * rows
 
     cost = CostModel(
-        _table(target_s, TOKEN_GRID, KV_S), _table(draft_s, (1,)), catch_up_s=EAGLE_CATCH_UP_S
+        _table(target_s, TOKEN_GRID, KV_S), _table(draft_s, (1,)), draft_prefill_s=EAGLE_PREFILL_S
     )
     notes = (f"Llama 3 8B with an EAGLE head on an H100: published fit up to {FITTED_ROWS} rows",)
     return Hardware(cost, TARGET_BYTES, EAGLE_BYTES, CACHE_BYTES, notes)

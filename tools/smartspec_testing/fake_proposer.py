@@ -35,8 +35,8 @@ class FakeProposer(Proposer):
     After 4 drafts of which 2 are accepted, 6 tokens are known and read, and it is 0. After 5 steps
     without a proposal it is 5.
 
-    A proposal takes `cost.draft_s` for each of its passes and `cost.catch_up_s` for each token of
-    lag.
+    A proposal takes `cost.draft_s` for each of its passes and `cost.draft_prefill_s` for each
+    token of draft prefill.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class FakeProposer(Proposer):
             return 0.0
         lengths = [task.draft_len for task in tasks]
         passes = range(1, max(lengths, default=0) + 1)
-        lag = sum(self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks)
+        num_prefill = sum(self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks)
         passes_s = sum(self._cost.draft_s(sum(k >= p for k in lengths)) for p in passes)
-        return passes_s + self._cost.catch_up_s * lag
+        return passes_s + self._cost.draft_prefill_s * num_prefill
 
     def _draft(self, task: DraftTask) -> Draft:
         if task.draft_len == 0:

@@ -2,7 +2,7 @@
 
 A step of B sequences with draft lengths k_i takes
 
-    T = sum over passes p of draft_s(n_p)  +  catch-up  +  target_s(B, B + sum k_i)
+    T = sum over passes p of draft_s(n_p)  +  draft prefill  +  target_s(B, B + sum k_i)
         +  host_s  +  n_1 draft_host_s
 
 where n_p is the number of sequences with k_i >= p. Measured costs are constant for small passes
@@ -133,7 +133,7 @@ class CostModel:
     draft_host_s: the same for each sequence with drafts.
     change_s: additional seconds of a target pass if the engine must prepare for its number of
         tokens; 0 if it never does.
-    catch_up_s: seconds per token that an outdated draft cache must process before drafting.
+    draft_prefill_s: seconds per token that an outdated draft cache must process before drafting.
     prompt: passes of one row over a prompt chunk without earlier context. Only the last token of
         the chunk needs logits. If None, a prompt token costs as much as a draft to verify.
 
@@ -142,7 +142,7 @@ class CostModel:
 
         target = target_base * T0 + target_slope * (T - T0)
 
-    draft_factor: multiplies passes of the draft model, but not `catch_up_s`.
+    draft_factor: multiplies passes of the draft model, but not `draft_prefill_s`.
     """
 
     target: PassTable
@@ -150,7 +150,7 @@ class CostModel:
     host_s: float = 0.0
     draft_host_s: float = 0.0
     change_s: float = 0.0
-    catch_up_s: float = 0.0
+    draft_prefill_s: float = 0.0
     target_base: float = 1.0
     target_slope: float = 1.0
     draft_factor: float = 1.0
@@ -208,6 +208,15 @@ def interpolate(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
     return ys[lo] + slope * (x - xs[lo])
 
 
+OLD_NAMES = {"catch_up_s": "draft_prefill_s"}
+"""Of fields of a cost model, in files of earlier versions."""
+
+
+def with_new_names(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a cost model in a file of any version, by their present names."""
+    return {OLD_NAMES.get(name, name): value for name, value in raw.items()}
+
+
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
     """The cost model in this JSON object. `prompt` may be missing and other fields may be there, as
     in older files.
@@ -220,8 +229,9 @@ def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
         "draft": draft and _table_from_json(draft),
         "prompt": prompt and _table_from_json(prompt),
     }
-    known = raw.keys() & CostModel.__dataclass_fields__.keys()
-    return CostModel(**{**{name: raw[name] for name in known}, **tables})
+    given = with_new_names(raw)
+    known = given.keys() & CostModel.__dataclass_fields__.keys()
+    return CostModel(**{**{name: given[name] for name in known}, **tables})
 
 
 def _table_from_json(raw: Mapping[str, Any]) -> PassTable:

@@ -246,14 +246,14 @@ class MeasuredStep:
     draft_rows: number of rows of each draft pass; empty if no draft pass ran, as with prompt
         lookup.
     target_s: duration of the target pass, prompt chunks included.
-    draft_s: total duration of the draft passes, catch-up included.
+    draft_s: total duration of the draft passes, draft prefill included.
     num_drafting: sequences with drafts.
     fixed_draft_s: duration of drafting without draft passes, as by heads. Plans charge it as
         `DraftOption.draft_s`, so it is neither host time nor that of draft passes.
     total_s: duration of the whole step.
     plan_s: part of total_s that making the views and choosing draft lengths took.
     num_prefill_tokens: prompt tokens in the same target pass.
-    num_catch_up_tokens: tokens that outdated draft caches had to process first.
+    num_draft_prefill_tokens: tokens that outdated draft caches had to process first.
     is_ready: whether the target pass needed no preparation for its number of tokens.
     """
 
@@ -269,7 +269,7 @@ class MeasuredStep:
     num_drafting: int = 0
     fixed_draft_s: float = 0.0
     num_prefill_tokens: int = 0
-    num_catch_up_tokens: int = 0
+    num_draft_prefill_tokens: int = 0
     is_ready: bool = True
 
     @property

@@ -46,7 +46,7 @@ WORTH_DOUBLING = 0.9
 factor or less. Then one larger pass delays the other requests less than two smaller passes. Result
 on two cores of an Intel Xeon with AMX: 256 tokens in bfloat16 and 128 in float32."""
 
-CATCH_UP_TOKENS = (16, 80)
+DRAFT_PREFILL_TOKENS = (16, 80)
 """Tokens of two passes of the draft model. Their difference gives the cost of one token."""
 
 OTHER_SIZES, LEAST_CHANGE = (4, 5, 6, 7), 0.02
@@ -132,7 +132,7 @@ def measure(
     cost = CostModel(decoding.table(), change_s=change_s, prompt=prompts.table())
     if drafts is None:
         return cost
-    return replace(cost, draft=drafts.table(), catch_up_s=drafts.catch_up_s)
+    return replace(cost, draft=drafts.table(), draft_prefill_s=drafts.draft_prefill_s)
 
 
 def _change_s(engine: Profilable, clock: Callable[[], float], is_over: IsOver) -> float:
@@ -381,18 +381,18 @@ class _Drafts:
         return _Pass(rows, 1, self._context_len)
 
     def time_first(self) -> None:
-        self._reading.time(map(_prompt, CATCH_UP_TOKENS))
+        self._reading.time(map(_prompt, DRAFT_PREFILL_TOKENS))
         self._timer.time(map(self._pass, dict.fromkeys((1, self._rows[-1]))))
 
     def time_more(self, is_over: IsOver) -> None:
         self._timer.time(map(self._pass, self._rows), is_over)
-        self._reading.time(map(_prompt, CATCH_UP_TOKENS), is_over)
+        self._reading.time(map(_prompt, DRAFT_PREFILL_TOKENS), is_over)
 
     @property
-    def catch_up_s(self) -> float:
+    def draft_prefill_s(self) -> float:
         """Of one token in a pass that reads the tokens missing from the draft cache."""
-        few_s, many_s = (self._reading.best_s[_prompt(num)] for num in CATCH_UP_TOKENS)
-        return max(0.0, many_s - few_s) / (CATCH_UP_TOKENS[1] - CATCH_UP_TOKENS[0])
+        few_s, many_s = (self._reading.best_s[_prompt(num)] for num in DRAFT_PREFILL_TOKENS)
+        return max(0.0, many_s - few_s) / (DRAFT_PREFILL_TOKENS[1] - DRAFT_PREFILL_TOKENS[0])
 
     def table(self) -> PassTable:
         timed = {pass_.batch_size: seconds for pass_, seconds in self._timer.best_s.items()}

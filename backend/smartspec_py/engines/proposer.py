@@ -69,9 +69,9 @@ class ProposerCapabilities:
     tree_s: tuple[float, float] = (0.0, 0.0)
 
 
-SHORT_LAG = 4
-"""A draft model catches up on this many missed tokens in a pass that it makes anyway, so the
-planner does not charge for them. More missed tokens need a separate pass."""
+SHORT_PREFILL = 4
+"""A draft model reads so many missed tokens in a pass that it makes anyway, so the planner does not
+charge for them. A longer draft prefill needs passes of its own."""
 
 
 class Proposer(ABC):

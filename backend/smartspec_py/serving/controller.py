@@ -187,15 +187,15 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
     ready_sizes: before the step, see `PlannerSettings`.
     """
     decision, drafted, fixed_s = record.decision, record.drafted, 0.0
-    passes, lags = [], []  # of the sequences that a draft model drafted for
+    passes, prefill_lens = [], []  # of the sequences that a draft model drafted for
     for view in decision.views:
         if length := drafted.get(view.sequence):
             option = decision.plan.option(view)
             fixed_s += option.draft_s
             if option.has_draft_passes:
                 passes.append(option.depth or length)
-                lags.append(option.draft_prefill_len)
-    num_late = len(lags) - lags.count(0)
+                prefill_lens.append(option.draft_prefill_len)
+    num_late = len(prefill_lens) - prefill_lens.count(0)
     numbers = range(1, max(passes, default=0) + 1)
     rows = [sum([num >= number for num in passes]) for number in numbers]
     draft_s = max(0.0, record.draft_s - fixed_s) if passes else 0.0
@@ -213,7 +213,7 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
         total_s=record.between_s + record.total_s,
         plan_s=record.views_s + record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
-        num_catch_up_tokens=sum(lags),
+        num_draft_prefill_tokens=sum(prefill_lens),
         is_ready=record.num_target_tokens in ready_sizes,
     )
 
@@ -228,7 +228,7 @@ def _no_drafts(views: Sequence[SequenceView]) -> dict[SequenceId, int]:
 
 
 def _probe_sequence(views: Sequence[SequenceView]) -> SequenceId | None:
-    """The sequence whose first option costs least to start drafting: it has the lowest lag."""
+    """The sequence whose first option costs least to start drafting: with the least prefill."""
     able = [v for v in views if v.options[0].max_draft_len and v.options[0].has_draft_passes]
     chosen = min(
         able, key=lambda view: (view.options[0].draft_prefill_len, view.sequence), default=None

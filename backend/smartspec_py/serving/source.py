@@ -12,7 +12,7 @@ from smartspec_py.core.types import DraftOption, SequenceId, Verification
 from smartspec_py.engines.base import Event
 from smartspec_py.engines.draft import Draft, Tree
 from smartspec_py.engines.drafts.guarded import GuardedProposer
-from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer
+from smartspec_py.engines.proposer import SHORT_PREFILL, DraftTask, Proposer
 from smartspec_py.serving.request import Request
 
 LEAST_NODES = 16
@@ -77,7 +77,7 @@ class Source:
                 DraftOption(
                     max_draft_len=nums[request.sequence],
                     accept_probs=of_request[: nums[request.sequence]],
-                    draft_prefill_len=self._lag(request),
+                    draft_prefill_len=self._draft_prefill_len(request),
                     has_draft_passes=self._capabilities.has_passes,
                     draft_s=draft_s,
                     proposer=self.name,
@@ -184,10 +184,10 @@ class Source:
         if self._capabilities.learns_texts and (scope := request.scope) is not None:
             self._proposer.learn(request.sequence, request.tokens, request.num_prompt, scope)
 
-    def _lag(self, request: Request) -> int:
+    def _draft_prefill_len(self, request: Request) -> int:
         """`DraftOption.draft_prefill_len`."""
-        lag = self._proposer.draft_prefill_len(request.sequence, len(request.tokens))
-        return lag if lag > SHORT_LAG else 0
+        length = self._proposer.draft_prefill_len(request.sequence, len(request.tokens))
+        return length if length > SHORT_PREFILL else 0
 
     def _acceptance_group(self, request: Request) -> str:
         """Of the drafts that it has for the request in this step."""

@@ -5,7 +5,7 @@ are learned separately. T is the target pass and T0 the same pass with one token
 the profile:
 
     target  = base * T0 + slope * (T - T0)                  in a profile 1 and 1
-    draft   = draft_factor * (passes + catch-up)            in a profile 1
+    draft   = draft_factor * (passes + draft prefill)      in a profile 1
     host    = host_s + draft_host_s * sequences with drafts  in a profile usually 0
 
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
@@ -142,7 +142,7 @@ class CostCorrections:
 
     def _expected(self, step: MeasuredStep) -> tuple[float, float, float]:
         """The seconds of a step by the profile alone, without prompt chunks: the target pass with
-        one token per row, its additional time to verify drafts, and draft passes with catch-up."""
+        one token per row, its additional time to verify drafts, and drafting with its prefill."""
         profile, rows = self._profile, max(1, step.batch_size)
         alone_s = one_token_s = profile.target.one_token_s(rows, step.context_len)
         if not step.is_ready:
@@ -152,7 +152,7 @@ class CostCorrections:
             drafts_s = profile.target.pass_s(rows, step.num_tokens, step.context_len) - alone_s
         if step.draft_rows:
             passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
-            passes_s += profile.catch_up_s * step.num_catch_up_tokens
+            passes_s += profile.draft_prefill_s * step.num_draft_prefill_tokens
         return one_token_s, drafts_s, passes_s
 
     def _corrected(self) -> CostModel:
@@ -165,7 +165,7 @@ class CostCorrections:
             host_s=max(0.0, self._host.values[0]) * self._unit_s + self._plan_s,
             draft_host_s=max(0.0, self._host.values[1]) * self._unit_s,
             change_s=_bounded(base) * self._profile.change_s,
-            catch_up_s=draft * self._profile.catch_up_s,
+            draft_prefill_s=draft * self._profile.draft_prefill_s,
             target_base=_bounded(base),
             target_slope=_bounded(SHARED * base + drafts),
             draft_factor=draft,

@@ -82,7 +82,7 @@ class PlanProblem:
     gains: [R, K + 1], the expected accepted drafts s(1) + .. + s(k) for k = 0..K; IMPOSSIBLE
         beyond the maximum draft length.
     fixed_s: [R], fixed cost of drafting at all, in seconds: `DraftOption.draft_s`, the host's work,
-        and the catch-up of the draft cache. Catch-up is needed once and benefits all later steps.
+        and draft prefill. That is needed once and benefits all later steps.
         It is therefore divided by the estimated number of remaining steps, remaining /
         TOKENS_PER_STEP.
     has_passes: [R], whether the option runs draft passes.
@@ -180,7 +180,7 @@ def problem_of(
     first_options = np.cumsum(num_options) - num_options
     sequence_of = np.repeat(np.arange(batch_size), num_options)
     options = zip(*map(_OF_OPTION, chain.from_iterable(each)), strict=True)
-    limits, probs, lags, has_passes, drafts_s, depths = options
+    limits, probs, prefill_lens, has_passes, drafts_s, depths = options
     min_lens, max_lens = _lengths(limits, first_options, given)
     survivals = _survivals(probs, max_lens.tolist())
     gains = np.zeros((len(max_lens), survivals.shape[1] + 1))
@@ -193,7 +193,7 @@ def problem_of(
         max_lens=max_lens,
         survivals=survivals,
         gains=gains,
-        fixed_s=_fixed_s(cost, drafts_s, lags, np.array(remaining)[sequence_of]),
+        fixed_s=_fixed_s(cost, drafts_s, prefill_lens, np.array(remaining)[sequence_of]),
         has_passes=np.array(has_passes),
         passes=_passes(has_passes, depths, survivals.shape[1]),
         verify_s=_verify_s(cost, batch_size, most, sum(context_lens) / batch_size, ready_sizes),
@@ -236,13 +236,13 @@ def _verify_s(
 
 
 def _fixed_s(
-    cost: CostModel, drafts_s: Sequence[float], lags: Sequence[int], remaining: Ints
+    cost: CostModel, drafts_s: Sequence[float], prefill_lens: Sequence[int], remaining: Ints
 ) -> Floats:
     """`PlanProblem.fixed_s`. remaining: tokens that the sequence of each option still needs."""
     fixed_s = np.array(drafts_s) + cost.draft_host_s
-    if any(lags):
+    if any(prefill_lens):
         num_steps = np.maximum(remaining / TOKENS_PER_STEP, 1.0)
-        fixed_s = fixed_s + cost.catch_up_s * np.array(lags) / num_steps
+        fixed_s = fixed_s + cost.draft_prefill_s * np.array(prefill_lens) / num_steps
     return fixed_s
 
 

@@ -20,10 +20,10 @@ from smartspec_py.engines.cache.cached_model import CachedModel, CachedSequence,
 from smartspec_py.engines.decoding.sampling import draft_tokens
 from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.drafts.growing import ChainGroup, DraftGroup, GrowingChain, GrowingDraft
-from smartspec_py.engines.proposer import SHORT_LAG, DraftTask, Proposer, ProposerCapabilities
+from smartspec_py.engines.proposer import SHORT_PREFILL, DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, Runner
 
-CATCH_UP_CHUNK = 512
+DRAFT_PREFILL_CHUNK = 512
 """Missed tokens that one pass prefills, for all sequences together."""
 
 
@@ -71,7 +71,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         self._forget_unreported()
         groups = self._groups([task for task in tasks if task.draft_len > 0])
         started = {each.task.sequence: each for group in groups for each in group.active}
-        self._catch_up([each.task for each in started.values()])
+        self._prefill([each.task for each in started.values()])
         needs_host = any(task.start.sampling.shapes_logits or task.depth for task in tasks)
         if self.runner.is_asynchronous and not needs_host:
             for group in groups:
@@ -128,10 +128,10 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         for state in self._sequences.values():
             state.table.num_cached = min(state.table.num_cached, state.num_valid)
 
-    def _catch_up(self, tasks: Sequence[DraftTask]) -> None:
-        """Prefill all until they lack at most SHORT_LAG known tokens; many sequences per pass."""
-        while behind := [task for task in tasks if self._lag(task) > SHORT_LAG]:
-            inputs, left = [], CATCH_UP_CHUNK
+    def _prefill(self, tasks: Sequence[DraftTask]) -> None:
+        """Prefill all until they lack at most SHORT_PREFILL tokens; many sequences per pass."""
+        while behind := [task for task in tasks if self._prefill_len(task) > SHORT_PREFILL]:
+            inputs, left = [], DRAFT_PREFILL_CHUNK
             for task in behind:
                 state = self._sequences[task.sequence]
                 num_read = state.table.num_cached
@@ -142,7 +142,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
                     left -= len(chunk)
             self.runner.forward(inputs)
 
-    def _lag(self, task: DraftTask) -> int:
+    def _prefill_len(self, task: DraftTask) -> int:
         return len(task.tokens) - 1 - self._sequences[task.sequence].table.num_cached
 
     def _draft_on_device(self, chains: Sequence[GrowingChain]) -> None:

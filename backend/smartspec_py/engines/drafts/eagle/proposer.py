@@ -1,6 +1,6 @@
 """Drafts with an EAGLE-3 head: a draft model that also reads hidden states of the target.
 
-The head shares everything with the draft model: its cache, how it catches up on tokens that it
+The head shares everything with the draft model: its cache, how it prefills tokens that it
 missed, and how it drafts. In addition, each token that it reads needs the target's states at the
 token before it. They come with the target's events and are kept until the head reads their tokens.
 
@@ -162,7 +162,7 @@ class EagleProposer(DraftModelProposer):
         return num_states - 1 if num_states else super().draft_prefill_len(sequence, context_len)
 
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:
-        """Tokens without a state are never read, so the lag does not tell."""
+        """Tokens without a state are never read, so the length of its prefill does not tell."""
         state = self._sequences.get(sequence)
         return state.table.num_cached if state else 0
 
