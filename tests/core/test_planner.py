@@ -251,7 +251,7 @@ def test_a_prompt_that_is_read_makes_seconds_dearer(
 
 
 @pytest.mark.parametrize(
-    ("ready_sizes", "draft_len", "seconds"),
+    ("warm_shapes", "draft_len", "seconds"),
     [
         ([3, 1], 2, 1.36),  # 1.75 / 1.36 is more than 1.5 / 1.18
         ([2], 1, 1.18),  # 1.5 / 1.18 is more than 1.75 / 1.76
@@ -260,13 +260,13 @@ def test_a_prompt_that_is_read_makes_seconds_dearer(
     ],
 )
 def test_a_pass_that_is_not_ready_is_charged(
-    ready_sizes: list[int], draft_len: int, seconds: float
+    warm_shapes: list[int], draft_len: int, seconds: float
 ) -> None:
     """One sequence, half of the drafts are right and free to make. A pass takes 1 s, 0.18 s for
-    each draft, and 0.4 s if its number of tokens is not ready."""
+    each draft, and 0.4 s if its number of tokens is not warm."""
     cost = affine_cost(base_s=1.0, row_s=0.0, token_s=0.18)
-    cost = replace(cost, change_s=0.4)
-    settings = PlannerSettings(ready_sizes=ready_sizes)
+    cost = replace(cost, shape_change_s=0.4)
+    settings = PlannerSettings(warm_shapes=warm_shapes)
     chosen = plan([view(accept_prob=0.5, has_draft_passes=False)], cost, settings)
     assert lengths(chosen) == [draft_len]
     assert chosen.expected_s == pytest.approx(seconds)

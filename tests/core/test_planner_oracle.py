@@ -51,8 +51,8 @@ def test_a_plan_without_drafts_is_evaluated_alike() -> None:
     """It takes a shorter way through the code."""
     for number, (views, cost) in enumerate(cases(Kind(draft_prefill_s=0.05), 5, 50)):
         forced = {view.sequence: 0 for view in views}
-        ready = ([], [len(views), 3], [7])[number % 3]
-        settings = PlannerSettings(forced=forced, num_prefilling=1, ready_sizes=ready)
+        warm = ([], [len(views), 3], [7])[number % 3]
+        settings = PlannerSettings(forced=forced, num_prefilling=1, warm_shapes=warm)
         expected = evaluate(views, [0] * len(views), cost, settings=settings)
         found = plan(views, cost, settings)
         unforced = replace(settings, forced={})

@@ -85,12 +85,12 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     runner = OpenVinoRunner(make_model("llama"), CONFIG)
     for num_tokens, sizes in ((12, {12}), (20, {12, 20}), (30, {12, 20, 30}), (10, {12, 20, 30})):
         runner.forward([RowInput(0, 0, [3] * num_tokens, 1, num_tokens)])
-        assert set(runner.ready_sizes) >= {size - i for size in sizes for i in range(3)}
-    assert len(set(runner.ready_sizes)) == 3 * 3
+        assert set(runner.warm_shapes) >= {size - i for size in sizes for i in range(3)}
+    assert len(set(runner.warm_shapes)) == 3 * 3
     runner.forward([RowInput(0, 0, [3] * 5, 1, 5)])
-    assert set(runner.ready_sizes) == {3, 4, 5, 10, 11, 12, 28, 29, 30}
+    assert set(runner.warm_shapes) == {3, 4, 5, 10, 11, 12, 28, 29, 30}
     monkeypatch.setattr(runner_module, "COPIED_BYTES", 0)
-    assert len(OpenVinoRunner(make_model("llama"), CONFIG).ready_sizes) == 3
+    assert len(OpenVinoRunner(make_model("llama"), CONFIG).warm_shapes) == 3
 
 
 @pytest.mark.parametrize(("has_vnni", "sizes"), [(True, {1, 2, 3, 4, 5}), (False, {1, 2, 5})])
@@ -103,7 +103,7 @@ def test_padding_does_not_lead_to_a_pass_that_takes_much_longer(
     runner = OpenVinoRunner(model, replace(CONFIG, weights="int8"), most_copies=2)
     for tokens in ([5, 6], [5, 6, 7, 8, 9]):
         runner.forward([RowInput(0, 0, tokens, 1, len(tokens))])
-    assert set(runner.ready_sizes) - {0} == sizes
+    assert set(runner.warm_shapes) - {0} == sizes
 
 
 def test_blocks_give_memory_back() -> None:

@@ -103,13 +103,13 @@ def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
     assert plan(views, COST, forced).draft_lens == {1: PROBE_DRAFT_LEN, 2: 0, 3: 1}
 
 
-def test_plans_are_charged_for_sizes_that_are_not_ready() -> None:
-    """Beside a prompt, no size is ready."""
+def test_plans_are_charged_for_cold_shapes() -> None:
+    """Beside a prompt, no shape is warm."""
     made, views = controller(), [view(1, "fixed:3")]
-    assert made.plan(views, ready_sizes=[8, 4]).settings.ready_sizes == [8, 4]
-    assert made.plan(views, num_prefilling=1, ready_sizes=[8, 4]).settings.ready_sizes == ()
+    assert made.plan(views, warm_shapes=[8, 4]).settings.warm_shapes == [8, 4]
+    assert made.plan(views, num_prefilling=1, warm_shapes=[8, 4]).settings.warm_shapes == ()
     made = record(made.plan(views), drafted={1: 3})
-    assert [measured(made, sizes).is_ready for sizes in ([8, 4], [8])] == [True, False]
+    assert [measured(made, sizes).is_warm for sizes in ([8, 4], [8])] == [True, False]
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed:3"])

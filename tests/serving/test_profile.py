@@ -132,18 +132,18 @@ def test_what_another_number_of_tokens_costs_is_kept_apart() -> None:
     of a pass is chance."""
     last: deque[int] = deque(maxlen=3)
 
-    def changing(rows: int, tokens: int, *more: int, change_s: float = 0.5) -> float:
-        is_ready = rows * tokens in last
+    def changing(rows: int, tokens: int, *more: int, shape_change_s: float = 0.5) -> float:
+        is_warm = rows * tokens in last
         last.append(rows * tokens)
-        return by_hand(rows, tokens, *more) + change_s * (not is_ready)
+        return by_hand(rows, tokens, *more) + shape_change_s * (not is_warm)
 
     found = measure(CountingEngine(changing), None, SHAPE)
-    assert found.change_s == pytest.approx(0.5)
+    assert found.shape_change_s == pytest.approx(0.5)
     steady = measure(CountingEngine(), None, SHAPE)
-    assert steady.change_s == 0.0
+    assert steady.shape_change_s == 0.0
     assert found.target.seconds == tuple(map(pytest.approx, steady.target.seconds))
-    by_chance = CountingEngine(partial(changing, change_s=0.01))
-    assert measure(by_chance, None, SHAPE).change_s == 0.0
+    by_chance = CountingEngine(partial(changing, shape_change_s=0.01))
+    assert measure(by_chance, None, SHAPE).shape_change_s == 0.0
 
 
 def test_draft_passes_are_timed_behind_passes_of_the_target() -> None:
@@ -358,7 +358,7 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
 
 NUM_CHANGE = 4 + 2
 """The passes that find out what another number of tokens costs: once, as they take more than
-CHANGE_S."""
+SHAPE_CHANGE_S."""
 NUM_FIRST = 5 + 2 + 2 + 3
 """Of SHAPE: 1 to 5 tokens, 6 rows and 4 rows of 5 tokens at two lengths of context, and
 prompts of 1, 16 and 40."""

@@ -72,7 +72,7 @@ def test_another_number_of_tokens_takes_longer(policy: str, num_changes: int) ->
     """Passes without drafts have 5, 1, .. 1 tokens: the prompt, then one each. With three correct
     drafts each they have 5, 4, 4, and 1 for the last token."""
     requests = requests_at([0.0], prompt_len=5, output_len=10, run=9)
-    changing = replace(FLAT, change_s=0.25)
+    changing = replace(FLAT, shape_change_s=0.25)
     extra_s = run(requests, policy, changing).elapsed_s - run(requests, policy).elapsed_s
     assert extra_s == pytest.approx(0.25 * num_changes)
 

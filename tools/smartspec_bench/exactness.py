@@ -52,7 +52,7 @@ class ForcedDrafting(Controller):
         views: Sequence[SequenceView],
         mode: Mode = Mode.SEARCH,
         num_prefilling: int = 0,
-        ready_sizes: Collection[int] = (),
+        warm_shapes: Collection[int] = (),
     ) -> Decision:
         return self._decide(views, replace(self.settings, num_prefilling=num_prefilling))
 

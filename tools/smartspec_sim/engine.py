@@ -6,7 +6,7 @@ work, as in the local engine. Verifications, single tokens and prompt chunks sha
 the virtual clock it takes, in seconds,
 
     target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s
-    +  change_s if the previous pass had another number of tokens
+    +  shape_change_s if the previous pass had another number of tokens
 
 The first term counts decoding rows and their tokens, or one row and one token if none decodes. A
 cost model without prompt costs counts prompt chunks as normal rows and tokens. The decode bursts of
@@ -72,7 +72,7 @@ class SimTarget(SharesNothing):
         self._texts = texts
         self._num_known: dict[SequenceId, int] = {}  # prompt and generated tokens
         self._work: list[Work] = []
-        self.ready_sizes: Collection[int] = ()
+        self.warm_shapes: Collection[int] = ()
         self.busy_s = 0.0
 
     @property
@@ -109,8 +109,8 @@ class SimTarget(SharesNothing):
             context += self._num_known[item.sequence]
             if isinstance(item, Verify):
                 num_tokens += len(item.draft.tokens)
-        cost, is_ready = self._cost, num_tokens + num_prompt in self.ready_sizes
-        self.ready_sizes = (num_tokens + num_prompt,)
+        cost, is_warm = self._cost, num_tokens + num_prompt in self.warm_shapes
+        self.warm_shapes = (num_tokens + num_prompt,)
         if cost.prompt is None:
             batch_size, num_tokens = len(work), num_tokens + num_prompt
             context, num_prompt = context + prompt_context, 0
@@ -118,7 +118,7 @@ class SimTarget(SharesNothing):
         pass_s = cost.target_s(rows, max(1, num_tokens), context / rows)
         if num_prompt:
             pass_s += cost.prefill_s(num_prompt)
-        return pass_s if is_ready else pass_s + cost.change_s
+        return pass_s if is_warm else pass_s + cost.shape_change_s
 
     def _event(self, item: Work, pass_s: float) -> Event:
         """Passes arguments by position, because keyword arguments take 1.5 times as long and this

@@ -94,7 +94,7 @@ def _step(raw: Mapping[str, Any], profile: CostModel, batch_table: BatchTable | 
     settings = PlannerSettings(
         batch_table=batch_table,
         num_prefilling=raw["num_prefilling"],
-        ready_sizes=raw["ready_sizes"],
+        warm_shapes=raw["warm_shapes"] if "warm_shapes" in raw else raw["ready_sizes"],
         forced=dict(raw["forced"]),
     )
     mappings = {name: dict(raw["plan"][name]) for name in ("draft_lens", "choices")}

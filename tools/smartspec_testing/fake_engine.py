@@ -98,7 +98,7 @@ class FakeTarget(SharesNothing):
     Wrong calls raise AssertionError, or KeyError for a sequence that is not held.
     """
 
-    ready_sizes: Collection[int] = ()
+    warm_shapes: Collection[int] = ()
 
     def __init__(
         self,

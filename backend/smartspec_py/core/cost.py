@@ -34,7 +34,7 @@ class PassTable:
     rows: numbers of sequences, ascending.
     tokens_per_row: numbers of tokens per sequence, ascending.
     seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens of context per
-        row, without `CostModel.change_s`.
+        row, without `CostModel.shape_change_s`.
     context_s: additional seconds per token of context, per row.
     context_token_s: the same for each token of a row after its first. It is 0 if a pass reads the
         keys of a row once, and not if it reads them for each token.
@@ -131,7 +131,7 @@ class CostModel:
     draft: None if the cost of proposing is negligible, as with prompt lookup.
     host_s: seconds of the loop's own work in a step.
     draft_host_s: the same for each sequence with drafts.
-    change_s: additional seconds of a target pass if the engine must prepare for its number of
+    shape_change_s: additional seconds of a target pass if the engine must prepare for its number of
         tokens; 0 if it never does.
     draft_prefill_s: seconds per token that an outdated draft cache must process before drafting.
     prompt: passes of one row over a prompt chunk without earlier context. Only the last token of
@@ -149,7 +149,7 @@ class CostModel:
     draft: PassTable | None = None
     host_s: float = 0.0
     draft_host_s: float = 0.0
-    change_s: float = 0.0
+    shape_change_s: float = 0.0
     draft_prefill_s: float = 0.0
     target_base: float = 1.0
     target_slope: float = 1.0
@@ -208,7 +208,7 @@ def interpolate(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
     return ys[lo] + slope * (x - xs[lo])
 
 
-OLD_NAMES = {"catch_up_s": "draft_prefill_s"}
+OLD_NAMES = {"catch_up_s": "draft_prefill_s", "change_s": "shape_change_s"}
 """Of fields of a cost model, in files of earlier versions."""
 
 

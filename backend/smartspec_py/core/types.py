@@ -254,7 +254,7 @@ class MeasuredStep:
     plan_s: part of total_s that making the views and choosing draft lengths took.
     num_prefill_tokens: prompt tokens in the same target pass.
     num_draft_prefill_tokens: tokens that outdated draft caches had to process first.
-    is_ready: whether the target pass needed no preparation for its number of tokens.
+    is_warm: whether the target pass needed no preparation for its number of tokens.
     """
 
     batch_size: int
@@ -270,7 +270,7 @@ class MeasuredStep:
     fixed_draft_s: float = 0.0
     num_prefill_tokens: int = 0
     num_draft_prefill_tokens: int = 0
-    is_ready: bool = True
+    is_warm: bool = True
 
     @property
     def is_speculating(self) -> bool:

@@ -207,9 +207,9 @@ class Target(Protocol):
     def capabilities(self) -> TargetCapabilities: ...
 
     @property
-    def ready_sizes(self) -> Collection[int]:
-        """Numbers of tokens that a pass can have without `CostModel.change_s`. Empty if the engine
-        prepares for none."""
+    def warm_shapes(self) -> Collection[int]:
+        """Numbers of tokens that a pass can have without `CostModel.shape_change_s`. Empty if the
+        engine prepares for none."""
         ...
 
     def begin(self, start: SequenceStart) -> int:

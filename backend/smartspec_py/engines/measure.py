@@ -49,11 +49,11 @@ on two cores of an Intel Xeon with AMX: 256 tokens in bfloat16 and 128 in float3
 DRAFT_PREFILL_TOKENS = (16, 80)
 """Tokens of two passes of the draft model. Their difference gives the cost of one token."""
 
-OTHER_SIZES, LEAST_CHANGE = (4, 5, 6, 7), 0.02
+OTHER_SHAPES, LEAST_CHANGE = (4, 5, 6, 7), 0.02
 """Tokens of passes that are run to find out what another number costs: more than an engine keeps
-ready. If that is a smaller share of a pass, it is taken as 0."""
+warm. If that is a smaller share of a pass, it is taken as 0."""
 
-CHANGE_S = 0.5
+SHAPE_CHANGE_S = 0.5
 """No more rounds of these passes start after so many seconds."""
 
 
@@ -114,8 +114,8 @@ def measure(
     def is_over() -> bool:
         return clock() >= until_s
 
-    change_s = _change_s(target, clock, is_over)
-    decoding = _Target(_Timer(target, is_ready=change_s > 0.0), shape)
+    shape_change_s = _shape_change_s(target, clock, is_over)
+    decoding = _Target(_Timer(target, is_warm=shape_change_s > 0.0), shape)
     prompts = _Prompts(_Timer(target), shape)
     drafts = None if draft is None else _Drafts(draft, target, shape)
     parts: list[_Part] = [decoding, prompts, *([drafts] if drafts else [])]
@@ -129,24 +129,24 @@ def measure(
             steps.add()
     if is_over():
         logger.info("limits.profile_s has passed: some costs are from fewer passes, or inferred")
-    cost = CostModel(decoding.table(), change_s=change_s, prompt=prompts.table())
+    cost = CostModel(decoding.table(), shape_change_s=shape_change_s, prompt=prompts.table())
     if drafts is None:
         return cost
     return replace(cost, draft=drafts.table(), draft_prefill_s=drafts.draft_prefill_s)
 
 
-def _change_s(engine: Profilable, clock: Callable[[], float], is_over: IsOver) -> float:
-    """`CostModel.change_s`: a pass behind several of other sizes, and behind one of its own."""
+def _shape_change_s(engine: Profilable, clock: Callable[[], float], is_over: IsOver) -> float:
+    """`CostModel.shape_change_s`: a pass behind several of other shapes, and behind its own."""
     behind_others, again, start = [], [], clock()
     for number in range(NUM_ROUNDS):
-        if number and (is_over() or clock() - start > CHANGE_S):
+        if number and (is_over() or clock() - start > SHAPE_CHANGE_S):
             break
-        for num_tokens in OTHER_SIZES:
+        for num_tokens in OTHER_SHAPES:
             engine.time_pass(1, num_tokens, 0, 1)
-        behind_others.append(engine.time_pass(1, OTHER_SIZES[0] - 1, 0, 1))
-        again.append(engine.time_pass(1, OTHER_SIZES[0] - 1, 0, 1))
-    change_s = min(behind_others) - min(again)
-    return change_s if change_s > LEAST_CHANGE * min(again) else 0.0
+        behind_others.append(engine.time_pass(1, OTHER_SHAPES[0] - 1, 0, 1))
+        again.append(engine.time_pass(1, OTHER_SHAPES[0] - 1, 0, 1))
+    shape_change_s = min(behind_others) - min(again)
+    return shape_change_s if shape_change_s > LEAST_CHANGE * min(again) else 0.0
 
 
 def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class _Timer:
 
     Disturbances only make a pass longer, so the best time is the time of the pass itself.
 
-    is_ready: whether each pass is timed behind one of the same size.
+    is_warm: whether each pass is timed behind one of the same size.
 
     behind: an engine whose passes run between the passes of this one. Its weights replace those of
     this engine in the CPU's caches. Therefore each measurement runs `behind` once and then averages
@@ -166,10 +166,10 @@ class _Timer:
     """
 
     def __init__(
-        self, engine: Profilable, behind: Profilable | None = None, is_ready: bool = False
+        self, engine: Profilable, behind: Profilable | None = None, is_warm: bool = False
     ) -> None:
         self.best_s: dict[_Pass, float] = {}
-        self._engine, self._behind, self._is_ready = engine, behind, is_ready
+        self._engine, self._behind, self._is_warm = engine, behind, is_warm
         self._seconds: dict[_Pass, list[float]] = {}
 
     def time(self, passes: Iterable[_Pass], is_over: IsOver = lambda: False) -> None:
@@ -192,7 +192,7 @@ class _Timer:
         )
 
     def _pass_s(self, pass_: _Pass, is_first: bool) -> float:
-        if is_first or self._is_ready:
+        if is_first or self._is_warm:
             # The first pass of a size is slower; of a long one, by a small share.
             seconds = self._engine.time_pass(*pass_)
             if is_first and seconds > LONG_S:

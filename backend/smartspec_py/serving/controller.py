@@ -54,7 +54,7 @@ class Controller:
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self.settings = PlannerSettings(batch_table=table)
-        self._ready_sizes: Collection[int] = ()
+        self._warm_shapes: Collection[int] = ()
 
     @property
     def num_switches(self) -> int:
@@ -99,10 +99,10 @@ class Controller:
         views: Sequence[SequenceView],
         mode: Mode = Mode.SEARCH,
         num_prefilling: int = 0,
-        ready_sizes: Collection[int] = (),
+        warm_shapes: Collection[int] = (),
     ) -> Decision:
-        """num_prefilling, ready_sizes: see `PlannerSettings`."""
-        self._ready_sizes = ready_sizes
+        """num_prefilling, warm_shapes: see `PlannerSettings`."""
+        self._warm_shapes = warm_shapes
         settings = self._step_settings(num_prefilling)
         learning = [view for view in views if view.policy in COST_POLICIES]
         if not learning:
@@ -137,7 +137,7 @@ class Controller:
         decision, views = record.decision, record.decision.views
         if record.between_s + record.total_s <= 0.0 or not views:
             return
-        step = measured(record, self._ready_sizes)
+        step = measured(record, self._warm_shapes)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._corrections.observe(step)
         policies = {view.policy for view in views}
@@ -148,8 +148,8 @@ class Controller:
 
     def _step_settings(self, num_prefilling: int) -> PlannerSettings:
         """The planner's settings for the next step."""
-        ready_sizes = () if num_prefilling else self._ready_sizes  # prompt chunks have many sizes
-        return replace(self.settings, num_prefilling=num_prefilling, ready_sizes=ready_sizes)
+        warm_shapes = () if num_prefilling else self._warm_shapes  # prompt chunks have many sizes
+        return replace(self.settings, num_prefilling=num_prefilling, warm_shapes=warm_shapes)
 
     def _decide(
         self,
@@ -175,16 +175,16 @@ class Controller:
         self._plan_time.observe(step.plan_s if is_searched else None)
 
     def _pays(self, decision: Decision) -> bool:
-        steady = replace(decision.cost, change_s=0.0)
+        steady = replace(decision.cost, shape_change_s=0.0)
         none = without_drafts(decision.views, steady, decision.settings)
         return self._plan_time.pays(decision.plan, none)
 
 
-def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
+def measured(record: StepRecord, warm_shapes: Collection[int]) -> MeasuredStep:
     """What is learned from a step. Its time counts from the end of the step before, unless the loop
     was idle.
 
-    ready_sizes: before the step, see `PlannerSettings`.
+    warm_shapes: before the step, see `PlannerSettings`.
     """
     decision, drafted, fixed_s = record.decision, record.drafted, 0.0
     passes, prefill_lens = [], []  # of the sequences that a draft model drafted for
@@ -214,7 +214,7 @@ def measured(record: StepRecord, ready_sizes: Collection[int]) -> MeasuredStep:
         plan_s=record.views_s + record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
         num_draft_prefill_tokens=sum(prefill_lens),
-        is_ready=record.num_target_tokens in ready_sizes,
+        is_warm=record.num_target_tokens in warm_shapes,
     )
 
 

@@ -198,7 +198,7 @@ class StepLoop:
             limits = self.lifecycle.cache.draft_room(ready, self._batcher.live.values())
             views = speculation.views(ready, limits, watch.start_s, mode)
             watch.mark("views_s")
-            sizes = self._target.ready_sizes
+            sizes = self._target.warm_shapes
             decision = controller.plan(views, mode, self._batcher.num_prefilling, sizes)
         except ENDS:
             raise

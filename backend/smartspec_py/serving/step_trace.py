@@ -88,7 +88,7 @@ def step_line(step: StepRecord) -> str:
             },
             "factors": {name: getattr(decision.cost, name) for name in FACTORS},
             "num_prefilling": settings.num_prefilling,
-            "ready_sizes": [*settings.ready_sizes],
+            "warm_shapes": [*settings.warm_shapes],
             "forced": list(settings.forced.items()),
             "events": [
                 {

@@ -130,7 +130,7 @@ def speeds_of(
         for number in range(batch_size)
     ]
     lengths = range(max_draft_len + 1)
-    same = replace(cost, change_s=0.0)  # a length that stays the same prepares nothing
+    same = replace(cost, shape_change_s=0.0)  # a length that stays the same prepares nothing
     return [evaluate(views, [length] * batch_size, same).goodput for length in lengths]
 
 

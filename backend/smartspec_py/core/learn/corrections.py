@@ -145,8 +145,8 @@ class CostCorrections:
         one token per row, its additional time to verify drafts, and drafting with its prefill."""
         profile, rows = self._profile, max(1, step.batch_size)
         alone_s = one_token_s = profile.target.one_token_s(rows, step.context_len)
-        if not step.is_ready:
-            one_token_s += profile.change_s
+        if not step.is_warm:
+            one_token_s += profile.shape_change_s
         drafts_s = passes_s = 0.0
         if step.num_tokens > rows:
             drafts_s = profile.target.pass_s(rows, step.num_tokens, step.context_len) - alone_s
@@ -164,7 +164,7 @@ class CostCorrections:
             self._profile,
             host_s=max(0.0, self._host.values[0]) * self._unit_s + self._plan_s,
             draft_host_s=max(0.0, self._host.values[1]) * self._unit_s,
-            change_s=_bounded(base) * self._profile.change_s,
+            shape_change_s=_bounded(base) * self._profile.shape_change_s,
             draft_prefill_s=draft * self._profile.draft_prefill_s,
             target_base=_bounded(base),
             target_slope=_bounded(SHARED * base + drafts),

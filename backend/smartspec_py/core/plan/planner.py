@@ -87,15 +87,15 @@ class PlannerSettings:
 
     batch_table: table for sequences with the policy `batch_table`.
     num_prefilling: requests in prefill during the step. They gain nothing from drafts.
-    ready_sizes: the numbers of tokens that a target pass can have without preparation. Others cost
-        `CostModel.change_s` more.
+    warm_shapes: the numbers of tokens that a target pass can have without preparation. Others cost
+        `CostModel.shape_change_s` more.
     forced: draft lengths by sequence that replace the choice of its policy, limited by
         `max_draft_len`.
     """
 
     batch_table: BatchTable | None = None
     num_prefilling: int = 0
-    ready_sizes: Collection[int] = ()
+    warm_shapes: Collection[int] = ()
     forced: Mapping[SequenceId, int] = field(default_factory=dict)
 
 
@@ -159,7 +159,7 @@ def _problem_of(
         cost,
         given,
         num_prefilling=settings.num_prefilling,
-        ready_sizes=settings.ready_sizes,
+        warm_shapes=settings.warm_shapes,
     )
 
 
@@ -191,8 +191,8 @@ def without_drafts(
     num_tokens = len(views)
     context_len = sum([view.context_len for view in views]) / num_tokens
     seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.host_s
-    if num_tokens not in settings.ready_sizes:
-        seconds += cost.change_s
+    if num_tokens not in settings.warm_shapes:
+        seconds += cost.shape_change_s
     draft_lens = dict.fromkeys([view.sequence for view in views], 0)
     return SpecPlan(draft_lens, float(num_tokens), max(seconds, MIN_STEP_S))
 
@@ -205,7 +205,7 @@ def batch_table_of(
     accept_prob: one probability for all positions. The paper does not use measured acceptance
     either. A draft length that stays the same needs no preparation of other sizes.
     """
-    cost = replace(cost, change_s=0.0)
+    cost = replace(cost, shape_change_s=0.0)
     option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
     view = SequenceView(
         sequence=0, context_len=0, remaining=1, policy=BATCH_TABLE, options=(option,)

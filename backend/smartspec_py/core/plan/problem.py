@@ -162,13 +162,13 @@ def problem_of(
     cost: CostModel,
     given: Ints | None = None,
     num_prefilling: int = 0,
-    ready_sizes: Collection[int] = (),
+    warm_shapes: Collection[int] = (),
 ) -> PlanProblem:
     """Build the problem of these views. At least one view is required.
 
     given: [B], the draft length of each sequence, before the limit of its first option; OPEN if it
         is to be chosen. None if all are.
-    num_prefilling, ready_sizes: see `planner.PlannerSettings`.
+    num_prefilling, warm_shapes: see `planner.PlannerSettings`.
     """
     batch_size = len(views)
     context_lens, remaining, each, targets = zip(*map(_OF_VIEW, views), strict=True)
@@ -196,7 +196,7 @@ def problem_of(
         fixed_s=_fixed_s(cost, drafts_s, prefill_lens, np.array(remaining)[sequence_of]),
         has_passes=np.array(has_passes),
         passes=_passes(has_passes, depths, survivals.shape[1]),
-        verify_s=_verify_s(cost, batch_size, most, sum(context_lens) / batch_size, ready_sizes),
+        verify_s=_verify_s(cost, batch_size, most, sum(context_lens) / batch_size, warm_shapes),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
@@ -222,15 +222,15 @@ def _passes(has_passes: Sequence[bool], depths: Sequence[int], longest: int) -> 
 
 
 def _verify_s(
-    cost: CostModel, batch_size: int, most: int, context_len: float, ready_sizes: Collection[int]
+    cost: CostModel, batch_size: int, most: int, context_len: float, warm_shapes: Collection[int]
 ) -> Floats:
     """`PlanProblem.verify_s` for 0 to `most` drafts. context_len: mean of the sequences."""
     num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
     verify_s = cost.targets_s(batch_size, num_tokens, context_len)
-    if cost.change_s:
-        charges = np.full(len(verify_s), cost.change_s)
-        ready = [size - batch_size for size in ready_sizes]
-        charges[[drafts for drafts in ready if 0 <= drafts < len(charges)]] = 0.0
+    if cost.shape_change_s:
+        charges = np.full(len(verify_s), cost.shape_change_s)
+        warm = [size - batch_size for size in warm_shapes]
+        charges[[drafts for drafts in warm if 0 <= drafts < len(charges)]] = 0.0
         verify_s = verify_s + charges
     return np.maximum(verify_s + cost.host_s, MIN_STEP_S)
 

@@ -95,8 +95,8 @@ class LocalTarget(CachedModel[_TargetSequence]):
         return self._capabilities
 
     @property
-    def ready_sizes(self) -> Collection[int]:
-        return self.runner.ready_sizes
+    def warm_shapes(self) -> Collection[int]:
+        return self.runner.warm_shapes
 
     def begin(self, start: SequenceStart) -> int:
         sequence, sampling, num_prompt = start.sequence, start.sampling, start.num_prompt

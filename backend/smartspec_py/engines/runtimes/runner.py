@@ -190,7 +190,7 @@ class Runner(ABC):
         """Seconds spent in passes so far; on a GPU, only the time until they are launched."""
 
     @property
-    def ready_sizes(self) -> Collection[int]:
+    def warm_shapes(self) -> Collection[int]:
         """See `Target`."""
         return ()
 

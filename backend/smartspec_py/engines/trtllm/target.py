@@ -86,7 +86,7 @@ class _InFlight:
 class TrtllmTarget(ExecutorModel, SharesNothing):
     """Raises KeyError for a sequence that was not begun, and AssertionError for other misuse."""
 
-    ready_sizes: Collection[int] = ()
+    warm_shapes: Collection[int] = ()
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ wider than 512)."""
 MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
 again: 3 ms with the 30 layers of SmolLM2-135M, a third of a pass of one token. So there are several
-copies of the compiled graph, each ready for the size of its last pass. All copies but the first
+copies of the compiled graph, each warm for the shape of its last pass. All copies but the first
 take at most so much memory for their weights, and an eighth of what is free."""
 
 MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
@@ -285,7 +285,7 @@ class OpenVinoRunner(Runner):
         return PassOutput(logits[: len(wanted)], self._by_input(hidden, inputs))
 
     @property
-    def ready_sizes(self) -> Collection[int]:
+    def warm_shapes(self) -> Collection[int]:
         """With padding. A lone token always has some."""
         paddings = range(self._most_padding + 1)
         sizes = {
