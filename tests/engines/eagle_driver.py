@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle_checkpoints import EAGLE, VOCAB, own, weights, write
+from eagle_checkpoints import EAGLE, OF_TARGET, VOCAB, own, weights, write
 from eagle_reference import Reference
 from local_models import MAX_DRAFT_LEN
 from step_driver import Driver
@@ -171,8 +171,11 @@ def driver_of(
     """A driver of this kind, of a head and a target that are written to the folder."""
     tensors = weights("midlayer")
     head, config = write(folder, EAGLE, tensors), replace(own(folder), max_len=max_len)
-    drafts_trees = kind is TreeDriver
     proposer = EagleProposer(
-        runner_of(head, config, runner), 3, MAX_DRAFT_LEN, drafts_trees=drafts_trees
+        runner_of(head, config, runner),
+        3,
+        MAX_DRAFT_LEN,
+        states_width=3 * OF_TARGET,
+        tree_context_len=max_len if kind is TreeDriver else None,
     )
     return kind(target_of(config, load), proposer, Reference(tensors, "midlayer"), config.path)

@@ -64,11 +64,8 @@ class Driver:
         decoding = [s for s in self.tokens if not self.unread[s] and self.rng.random() < 0.8]
         tasks = [
             DraftTask(
-                s,
-                self.tokens[s],
-                self.num_prompt[s],
+                SequenceStart(s, self.tokens[s], self.num_prompt[s], self.sampling[s]),
                 self.rng.randrange(MAX_DRAFT_LEN + 1),
-                self.sampling[s],
             )
             for s in decoding
         ]

@@ -19,13 +19,13 @@ from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 pytestmark = pytest.mark.slow  # so that they run beside the others
 
 
-def test_lag_is_what_the_draft_has_not_read() -> None:
+def test_draft_prefill_is_what_was_not_read() -> None:
     """Unknown: all but the last of 9 tokens. After 3 drafts of which 1 was kept, 11 are known and
     10 were read: nothing is missed. After 5 tokens without drafts, 5 are."""
     proposer = make_proposer("llama")
     tokens = list(range(9))
     assert proposer.draft_prefill_len(0, 9) == 8
-    (draft,) = proposer.propose([DraftTask(0, tokens, 9, 3, GREEDY)])
+    (draft,) = proposer.propose([DraftTask(SequenceStart(0, tokens, 9, GREEDY), 3)])
     assert len(draft.tokens) == 3
     proposer.observe(0, 1)
     assert proposer.draft_prefill_len(0, 11) == 0
@@ -35,26 +35,26 @@ def test_lag_is_what_the_draft_has_not_read() -> None:
     assert proposer.num_available(0, tokens, SamplingParams()) == MAX_DRAFT_LEN
 
 
-def test_a_long_lag_gives_the_same_drafts() -> None:
+def test_a_long_draft_prefill_gives_the_same_drafts() -> None:
     """A cache that missed 30 tokens proposes what one that read all of them proposes."""
     tokens = prompts(1, seed=9)[0] + [1, 2, 3] * 11
     fresh, stale = make_proposer("llama"), make_proposer("llama")
-    stale.propose([DraftTask(0, tokens[:3], 3, 2, GREEDY)])
+    stale.propose([DraftTask(SequenceStart(0, tokens[:3], 3, GREEDY), 2)])
     stale.observe(0, 0)
-    expected = fresh.propose([DraftTask(0, tokens, 3, 4, GREEDY)])
+    expected = fresh.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)])
     assert len(expected[0].tokens) == 4
-    assert stale.propose([DraftTask(0, tokens, 3, 4, GREEDY)]) == expected
+    assert stale.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)]) == expected
 
 
 def test_the_draft_stops_at_the_end_token() -> None:
     """What would follow the end of the text is not worth a pass."""
     proposer = make_proposer("llama")
     tokens = prompts(1, seed=3)[0]
-    (draft,) = proposer.propose([DraftTask(0, tokens, len(tokens), 6, GREEDY)])
+    (draft,) = proposer.propose([DraftTask(SequenceStart(0, tokens, len(tokens), GREEDY), 6)])
     ending = SamplingParams(end_tokens=(999, draft.tokens[2]))
     first = draft.tokens.index(draft.tokens[2])
     other = make_proposer("llama")
-    (ended,) = other.propose([DraftTask(0, tokens, len(tokens), 6, ending)])
+    (ended,) = other.propose([DraftTask(SequenceStart(0, tokens, len(tokens), ending), 6)])
     assert ended.tokens == draft.tokens[: first + 1]
 
 
@@ -65,7 +65,11 @@ def test_drafts_on_the_device_are_those_of_the_host(
     """Of several lengths, greedy and sampled. What follows an end token is drafted in vain. With a
     penalty, a draft depends on the ones before, which the host must know."""
     rejection = Verification.REJECTION
-    first = make_proposer("llama").propose([DraftTask(0, [5, 6, 7], 3, 6, GREEDY)])[0].tokens[0]
+    first = (
+        make_proposer("llama")
+        .propose([DraftTask(SequenceStart(0, [5, 6, 7], 3, GREEDY), 6)])[0]
+        .tokens[0]
+    )
     samplings = [
         GREEDY,
         SamplingParams(temperature=1.0, top_p=0.9, seed=1),
@@ -73,7 +77,7 @@ def test_drafts_on_the_device_are_those_of_the_host(
         SamplingParams(end_tokens=(first,)),
     ]
     tasks = [
-        DraftTask(i, [5, 6, 7], 3, num, sampling)
+        DraftTask(SequenceStart(i, [5, 6, 7], 3, sampling), num)
         for i, (num, sampling) in enumerate(zip((2, 6, 3, 5), samplings, strict=True))
     ]
     on_host = make_proposer("llama").propose(tasks)

@@ -27,7 +27,7 @@ from eagle_driver import PaddedEagleRunner, runner_of
 from eagle_reference import Reference
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.drafts.eagle.head import is_eagle, read_config
 from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
 from smartspec_py.engines.drafts.eagle.runner import EagleRunner

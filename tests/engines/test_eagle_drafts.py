@@ -88,7 +88,7 @@ def test_trees_are_the_most_probable_paths(tmp_path: Path) -> None:
     while min(len(tokens) for tokens in driver.tokens.values()) < 24:
         driver.step()
     assert driver.num_drafts > 300
-    driver.proposer.time_trees(3, 3 * OF_TARGET)
+    driver.proposer.time_drafts(3)
     alone_s, together_s = driver.proposer.capabilities.tree_s
     assert 0.0 <= together_s < 1.0
     assert 0.0 <= alone_s < 1.0
@@ -101,7 +101,9 @@ def test_drafts_are_timed_until_the_device_has_them(
     head, config = write(tmp_path, EAGLE, weights("midlayer")), own(tmp_path)
     monkeypatch.setattr(EagleRunner, "is_asynchronous", True)
     config = replace(config, max_len=128)
-    proposer = EagleProposer(runner_of(head, config), 3, MAX_DRAFT_LEN, drafts_trees=True)
+    proposer = EagleProposer(
+        runner_of(head, config), 3, MAX_DRAFT_LEN, states_width=3 * OF_TARGET, tree_context_len=128
+    )
     copied, num_timed = list[torch.Tensor](), 0
     to_host = torch.Tensor.tolist
 
@@ -120,7 +122,7 @@ def test_drafts_are_timed_until_the_device_has_them(
 
     monkeypatch.setattr(torch.Tensor, "tolist", noted)
     monkeypatch.setattr(eagle_proposer, "fastest_s", timed)
-    proposer.time_trees(3, 3 * OF_TARGET)
+    proposer.time_drafts(3)
     assert num_timed == 4
 
 
@@ -142,7 +144,7 @@ def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert proposer.num_available(0, tokens, SamplingParams()) == MAX_DRAFT_LEN
     assert proposer.draft_prefill_len(0, 16) == 3
     driver.first[0] = 12
-    (draft,) = proposer.propose([DraftTask(0, tokens, 9, 3, GREEDY)])
+    (draft,) = proposer.propose([DraftTask(SequenceStart(0, tokens, 9, GREEDY), 3)])
     assert list(draft.tokens) == driver.expected(0, 3)
     assert proposer.num_cached(0, 16) > 0
     proposer.release(0)

@@ -23,11 +23,11 @@ from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
 from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.engines.checkpoints import rows
+from smartspec_py.engines.checkpoints.checks import ModelError, check_files
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.config import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
-from smartspec_py.engines.checkpoints.supported import ModelError, check_files
 from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
 from smartspec_py.engines.local.build import build_local
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner

@@ -14,11 +14,11 @@ from gguf_files import few_fields, write_gguf
 from gguf_models import fields, write
 from local_models import make_model
 
-from smartspec_py.defaults import ConfigError
+from smartspec_py.engines.checkpoints.checks import ModelError, check_files
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.header import read_header
 from smartspec_py.engines.checkpoints.pair import check_pair
-from smartspec_py.engines.checkpoints.supported import ModelError, check_files
+from smartspec_py.faults import ConfigError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

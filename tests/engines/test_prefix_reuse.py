@@ -165,11 +165,11 @@ def test_drafts_are_the_same_with_and_without_reuse() -> None:
     tokens = [(7 * i) % VOCAB_SIZE for i in range(40)]
     for is_released in (True, False):
         proposer, fresh = make_proposer("llama"), make_proposer("llama", reuses_prefixes=False)
-        proposer.propose([DraftTask(0, tokens[:35], 35, 3, GREEDY)])
+        proposer.propose([DraftTask(SequenceStart(0, tokens[:35], 35, GREEDY), 3)])
         proposer.observe(0, 0)
         if is_released:
             proposer.release(0)
-        task = DraftTask(1, [*tokens[:30], 1, 2, 3], 33, 5, GREEDY)
+        task = DraftTask(SequenceStart(1, [*tokens[:30], 1, 2, 3], 33, GREEDY), 5)
         assert proposer.propose([task]) == fresh.propose([task])
         proposer.observe(1, 0)
         check_cache(proposer)
@@ -183,14 +183,16 @@ def test_a_memory_holds_no_rejected_drafts() -> None:
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(20)] for _ in range(6)]
     proposer = make_proposer("llama", max_sequences=6)
     fresh = make_proposer("llama", reuses_prefixes=False)
-    drafts = proposer.propose([DraftTask(n, texts[n], 20, 5, GREEDY) for n in range(6)])
+    drafts = proposer.propose(
+        [DraftTask(SequenceStart(n, texts[n], 20, GREEDY), 5) for n in range(6)]
+    )
     for number in range(5):
         proposer.release(number)
     proposer.observe(5, 0)
     wrong = drafts[5].tokens
     others = [next(t for t in range(VOCAB_SIZE) if t not in wrong[:4]) for _ in range(5)]
     texts[5].extend(others)
-    task = DraftTask(7, [*texts[5], 1], 26, 5, GREEDY)
+    task = DraftTask(SequenceStart(7, [*texts[5], 1], 26, GREEDY), 5)
     assert proposer.propose([task]) == fresh.propose([task])
 
 
@@ -198,7 +200,7 @@ def test_a_memory_holds_no_rejected_drafts() -> None:
 def test_a_request_may_keep_from_what_the_draft_read_before(reuses_prefix: bool) -> None:
     proposer = make_proposer("llama")
     tokens = list(range(3, 23))
-    proposer.propose([DraftTask(1, tokens, 20, 3, GREEDY)])
+    proposer.propose([DraftTask(SequenceStart(1, tokens, 20, GREEDY), 3)])
     proposer.release(1)
     lengths = []
     forward = proposer.runner.forward
@@ -208,5 +210,7 @@ def test_a_request_may_keep_from_what_the_draft_read_before(reuses_prefix: bool)
         return forward(inputs, token_ids)
 
     proposer.runner.forward = counted  # type: ignore[method-assign]
-    proposer.propose([DraftTask(2, tokens, 20, 3, GREEDY, reuses_prefix)])
+    proposer.propose(
+        [DraftTask(SequenceStart(2, tokens, 20, GREEDY, reuses_prefix=reuses_prefix), 3)]
+    )
     assert lengths == ([1, 1, 1] if reuses_prefix else [19, 1, 1, 1])

@@ -14,7 +14,7 @@ from hub_stand_in import HubStandIn
 from smartspec_launch import models
 from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.models import READING
-from smartspec_py.defaults import ConfigError
+from smartspec_py.faults import ConfigError
 
 SERVED = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 

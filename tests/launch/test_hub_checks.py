@@ -19,7 +19,7 @@ from slow_check import slow_check
 from smartspec_launch import hub_check
 from smartspec_launch.models import with_local_models
 from smartspec_py.config import ServerConfig
-from smartspec_py.defaults import ConfigError
+from smartspec_py.faults import ConfigError
 
 
 def test_what_does_not_fit_is_not_fetched(

@@ -15,7 +15,7 @@ from smartspec_launch.hub import hub_name
 from smartspec_launch.hub_files import gguf_file
 from smartspec_launch.models import with_local_models
 from smartspec_launch.paths import hub_names, name_of, with_absolute_paths
-from smartspec_py.engines.checkpoints.supported import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smartspec_py.defaults import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_sim.acceptance import NO_DRAFT, draw_runs, num_accepted, runs_of, with_pauses
 from smartspec_sim.record import read_record
 from smartspec_sim.workload import (

@@ -18,8 +18,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from smartspec_py.core.types import SequenceId
 from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.core.types import SequenceId
 from smartspec_sim.acceptance import Runs, draw_runs, with_pauses
 from smartspec_sim.arrivals import RatePhase, arrival_times, constant_gaps, gamma_gaps
 
