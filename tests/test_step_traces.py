@@ -23,12 +23,6 @@ COST = CostModel(
 )
 DEARER = replace(COST, draft=PassTable((1, 64), (1,), ((0.008,), (0.016,))))
 
-OLD_NAMES = (
-    ("catch_up_s", "draft_prefill_s"),
-    ("change_s", "shape_change_s"),
-    ("ready_sizes", "warm_shapes"),
-)
-
 
 def random_views(rng: np.random.Generator) -> list[SequenceView]:
     """Up to 12 sequences; every field varies."""
@@ -101,18 +95,6 @@ def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(',"prompt":null', ""))
     assert '"prompt":null' not in path.read_text()
     assert read_steps(path).profile == COST
-
-
-def test_names_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    steps = recorded(range(5))
-    text = steps_text(COST, None, steps)
-    for old, new in OLD_NAMES:
-        assert text.count(f'"{new}":') >= len(steps)
-        text = text.replace(f'"{new}":', f'"{old}":')
-    path = tmp_path / "steps.jsonl"
-    path.write_text(text)
-    again = read_steps(path)
-    assert (again.profile, again.steps) == (COST, steps)
 
 
 def test_a_plan_that_was_tampered_with_is_found() -> None:

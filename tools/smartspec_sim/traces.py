@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.core.cost import CostModel, cost_from_json, tupled, with_new_names
+from smartspec_py.core.cost import CostModel, cost_from_json, tupled
 from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
@@ -94,14 +94,14 @@ def _step(raw: Mapping[str, Any], profile: CostModel, batch_table: BatchTable | 
     settings = PlannerSettings(
         batch_table=batch_table,
         num_prefilling=raw["num_prefilling"],
-        warm_shapes=raw["warm_shapes"] if "warm_shapes" in raw else raw["ready_sizes"],
+        warm_shapes=raw["warm_shapes"],
         forced=dict(raw["forced"]),
     )
     mappings = {name: dict(raw["plan"][name]) for name in ("draft_lens", "choices")}
     decision = Decision(
         plan=SpecPlan(**{**raw["plan"], **mappings}),
         views=[_view(view) for view in raw["views"]],
-        cost=replace(profile, **with_new_names(raw["factors"])),
+        cost=replace(profile, **raw["factors"]),
         settings=settings,
         reason=Reason(raw["reason"]),
     )

@@ -208,15 +208,6 @@ def interpolate(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
     return ys[lo] + slope * (x - xs[lo])
 
 
-OLD_NAMES = {"catch_up_s": "draft_prefill_s", "change_s": "shape_change_s"}
-"""Of fields of a cost model, in files of earlier versions."""
-
-
-def with_new_names(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a cost model in a file of any version, by their present names."""
-    return {OLD_NAMES.get(name, name): value for name, value in raw.items()}
-
-
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
     """The cost model in this JSON object. `prompt` may be missing and other fields may be there, as
     in older files.
@@ -229,9 +220,8 @@ def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
         "draft": draft and _table_from_json(draft),
         "prompt": prompt and _table_from_json(prompt),
     }
-    given = with_new_names(raw)
-    known = given.keys() & CostModel.__dataclass_fields__.keys()
-    return CostModel(**{**{name: given[name] for name in known}, **tables})
+    known = raw.keys() & CostModel.__dataclass_fields__.keys()
+    return CostModel(**{**{name: raw[name] for name in known}, **tables})
 
 
 def _table_from_json(raw: Mapping[str, Any]) -> PassTable:

@@ -22,7 +22,7 @@ from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.step import StepRecord
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 10
+STEP_VERSION = 11
 """Increase it if the meaning of a stored number changes."""
 
 NUMBERS = (

@@ -205,9 +205,7 @@ class AcceptanceTracker:
         if len(state["experts"]) != num:
             raise ValueError(f"the state has {len(state['experts'])} experts, not {num}")
         self._likelihoods = [kept * float(one) for one in state["experts"]]
-        # Files of earlier versions call the groups cohorts.
-        groups = state["groups"] if "groups" in state else state["cohorts"]
-        for name, rows in groups.items():
+        for name, rows in state["groups"].items():
             counts = _Group(*([kept * float(num) for num in row] for row in rows))
             for row in (counts.accepted, counts.trials):
                 if len(row) > self._num_positions:
