@@ -24,7 +24,7 @@ from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.checkpoints.rows import TensorRows
 from smartspec_py.engines.runtimes import machine
 from smartspec_py.engines.runtimes.machine import has_vnni, keeps_4_bits
-from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
+from smartspec_py.engines.runtimes.openvino.products import Products
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Weights, to_int8
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
@@ -66,19 +66,17 @@ def test_the_graph_has_the_numbers_of_the_file(model: Any, form: str) -> None:
         parts, weight = WRITERS[settings["quant_method"]]((num_out, 384), settings)
         stored |= as_tensors(names[-1], parts)
         expected.append(weight)
-    graph = DecoderGraph(
+    products = Products(
         model,
         Weights(QuantizedTensors(stored, settings)),
         num_bits=8,
         group=64,
-        max_len=64,
-        num_threads=1,
         is_half=False,
         keeps_4_bits=True,
     )
-    [[matrix]] = graph._matrices([f"{name}.weight" for name in names], None)
+    [[matrix]] = products._matrices([f"{name}.weight" for name in names], None)
     np.testing.assert_array_equal(values_of(matrix), np.concatenate(expected))
-    integers = [tensor for tensor in graph.memory if isinstance(tensor, ov.Tensor)]
+    integers = [tensor for tensor in products.memory if isinstance(tensor, ov.Tensor)]
     assert [tensor.element_type for tensor in integers] == [ov.Type.u4]
 
 

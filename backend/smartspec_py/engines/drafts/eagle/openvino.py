@@ -36,7 +36,7 @@ class _HeadGraph(DecoderGraph):
         self.inputs[STATES] = parameter(STATES, [-1, self.config.hidden_size], np.float32)
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
         states = op.unsqueeze(self.inputs[STATES], int_(1))
-        [embedding] = self._matrix(["embed_tokens.weight"])
+        embedding = self.products.matrix("embed_tokens.weight")
         tokens = op.gather(embedding, self.inputs["token_ids"], int_(0))
         embedded = op.unsqueeze(tokens, int_(1))
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
@@ -49,7 +49,7 @@ class _HeadGraph(DecoderGraph):
         )
         states_out = op.add(states_out, self._mlp(name, layer.mlp, before_mlp))
         normed = self._norm("norm", parts.norm, states_out)
-        logits = self._linear(["lm_head"], normed)
+        logits = self.products.linear(["lm_head"], normed)
         return self._model([logits, normed if model.of.norm_output else states_out])
 
     def fusion(self, model: EagleHead) -> ov.Model:
@@ -63,7 +63,7 @@ class _HeadGraph(DecoderGraph):
             pairs = zip(parts.fc_norm, each, strict=True)
             normed = [self._norm(f"fc_norm.{i}", *pair) for i, pair in enumerate(pairs)]
             states = op.concat(normed, -1)
-        return ov.Model([op.result(self._linear(["fc"], states))], [given], "fusion")
+        return ov.Model([op.result(self.products.linear(["fc"], states))], [given], "fusion")
 
 
 class OpenVinoEagleRunner(OpenVinoRunner):

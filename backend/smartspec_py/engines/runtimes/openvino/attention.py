@@ -33,9 +33,6 @@ place where it is attended."""
 LONGEST = "max_context_len"
 """A scalar, int32."""
 
-OWN_ADAPTERS = "own_adapters"
-"""A vector, int64: the adapter of each token, see `Adapters`. There is none without adapters."""
-
 
 def cache_names(num_layers: int) -> list[str]:
     """Names of the cache inputs [num_blocks, kv_heads, BLOCK_LEN, head_dim]; a pass writes them. In

@@ -14,11 +14,9 @@ import openvino as ov
 import openvino.opset15 as op
 import torch
 
-from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.runtimes.openvino.attention import (
     INPUTS,
     LONGEST,
-    OWN_ADAPTERS,
     cache_names,
     paged_attention,
 )
@@ -28,11 +26,10 @@ from smartspec_py.engines.runtimes.openvino.model_types import (
     rotation_table,
 )
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
-from smartspec_py.engines.runtimes.openvino.products import ProductGraph
-from smartspec_py.engines.runtimes.openvino.weights import Weights
+from smartspec_py.engines.runtimes.openvino.products import Products
 
 
-class DecoderGraph(ProductGraph):
+class DecoderGraph:
     """Builds the graph of a decoder.
 
     OpenVINO computes the operators that lead to a result in float32. If hidden states are a result,
@@ -42,46 +39,24 @@ class DecoderGraph(ProductGraph):
     def __init__(
         self,
         model: Any,
-        weights: Weights,
+        products: Products,
         *,
-        num_bits: int,
-        group: int,
         max_len: int,
         num_threads: int,
-        is_half: bool,
-        most_width: int | None = None,
-        keeps_4_bits: bool = False,
-        adapters: Adapters = NO_ADAPTERS,
     ) -> None:
-        """model: of Transformers; only its structure is used. num_bits: of the weights of products,
-        8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
-        have 8. max_len: number of positions. num_threads: threads that will run the graph. is_half:
-        whether products have half precision. most_width: products with compressed weights are
-        computed in parts of at most this width; None computes each as a whole. keeps_4_bits: use
-        the matrices of layers that `Weights.kept` gives. adapters: whose matrices A are among the
-        weights, see MATRIX_A.
-        """
+        """model: of Transformers; only its structure is used. max_len: number of positions.
+        num_threads: threads that will run the graph."""
         self.config = config = model.config
+        self.products = products
         self.max_len, self.num_threads = max_len, num_threads
         self.head_dim: int = model.model.layers[0].self_attn.head_dim
-        types = INPUTS | ({OWN_ADAPTERS: np.int64} if adapters.names else {})
-        self.inputs = {name: parameter(name, [-1], dtype) for name, dtype in types.items()}
+        self.inputs = {name: parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
+        self.inputs |= products.inputs
         self.longest = parameter(LONGEST, [], np.int32)
         self.caches = [
             parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
             for name in cache_names(len(model.model.layers))
         ]
-        super().__init__(
-            model,
-            weights,
-            num_bits=num_bits,
-            group=group,
-            is_half=is_half,
-            most_width=most_width,
-            keeps_4_bits=keeps_4_bits,
-            adapters=adapters,
-            own_adapters=self.inputs.get(OWN_ADAPTERS),
-        )
         rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
         kinds = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
         self.rotations = {
@@ -95,7 +70,7 @@ class DecoderGraph(ProductGraph):
         states [M, hidden_size] after the last norm. With state_layers, the second result is the
         inputs of these layers for all tokens."""
         inner = model.model
-        [embedding] = self._matrix(["model.embed_tokens.weight"])
+        embedding = self.products.matrix("model.embed_tokens.weight")
         tokens = op.gather(embedding, self.inputs["token_ids"], int_(0))
         if self.config.model_type == "gemma3_text":
             tokens = op.multiply(tokens, float_(self._embedding_scale()))
@@ -107,7 +82,7 @@ class DecoderGraph(ProductGraph):
         wanted_states = op.gather(states, self.inputs["wanted"], int_(0))
         states = self._norm("model.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        logits = self._linear([head], states, vocab_size)
+        logits = self.products.linear([head], states, vocab_size)
         wanted = [logits, states] if gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
@@ -162,11 +137,13 @@ class DecoderGraph(ProductGraph):
             scaling=attention.scaling,
             window=window or 0,
         )
-        return self._linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, int_(1)))
+        return self.products.linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, int_(1)))
 
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
         gate, up = self._mlp_inputs(name, mlp, normed)
-        return self._linear([f"{name}.mlp.down_proj"], op.multiply(self._activated(gate), up))
+        return self.products.linear(
+            [f"{name}.mlp.down_proj"], op.multiply(self._activated(gate), up)
+        )
 
     def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
         """Queries, keys and values, [N, 1, heads * D] each."""
@@ -189,12 +166,12 @@ class DecoderGraph(ProductGraph):
     ) -> Sequence[Any]:
         """The parts of one product. A product costs microseconds of its own, so these are joined:
         with the 30 small layers of a model of 135 M parameters, a pass takes 0.92 of the time."""
-        out = self._linear([f"{name}.{part}" for part in parts], states)
+        out = self.products.linear([f"{name}.{part}" for part in parts], states)
         return op.variadic_split(out, int_(-1), ints(*widths)).outputs()  # type: ignore[no-any-return]
 
     def _embedding_scale(self) -> float:
         """In the type of the files, as in training."""
-        dtype = self.weights.tensors["model.embed_tokens.weight"].dtype
+        dtype = self.products.weights.tensors["model.embed_tokens.weight"].dtype
         return torch.tensor(self.config.hidden_size**0.5).to(dtype).item()
 
     def _activated(self, gate: Any) -> Any:
@@ -250,6 +227,6 @@ class DecoderGraph(ProductGraph):
         eps = norm.eps if is_gemma else norm.variance_epsilon
         mean = op.reduce_mean(op.power(states, float_(2.0)), ints(-1), keep_dims=True)
         inverse = op.divide(float_(1.0), op.sqrt(op.add(mean, float_(eps))))
-        weight = self.weights.stored(f"{name}.weight")
-        weight = self._stored(weight.float() + 1.0 if is_gemma else weight)
+        weight = self.products.weights.stored(f"{name}.weight")
+        weight = self.products.stored(weight.float() + 1.0 if is_gemma else weight)
         return op.multiply(op.multiply(states, inverse), weight)

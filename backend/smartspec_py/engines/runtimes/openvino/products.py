@@ -20,7 +20,7 @@ import torch
 from openvino._offline_transformations import compress_model_transformation
 
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
-from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints
+from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.weights import (
     Compressed,
     Weights,
@@ -28,6 +28,9 @@ from smartspec_py.engines.runtimes.openvino.weights import (
     columns_of,
     joined,
 )
+
+OWN_ADAPTERS = "own_adapters"
+"""A vector, int64: the adapter of each token, see `Adapters`. There is none without adapters."""
 
 TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
 
@@ -38,9 +41,9 @@ MATRIX_A = ".lora_A"
 """How the names of the adapters' matrices A end among the weights, behind the layer's name."""
 
 
-class ProductGraph:
-    """A graph with weights. The graph, compiled or not, reads their memory: keep `memory` as long
-    as the graph."""
+class Products:
+    """The products of one graph. The graph, compiled or not, reads the memory of the weights: keep
+    `memory` as long as the graph."""
 
     def __init__(
         self,
@@ -53,25 +56,33 @@ class ProductGraph:
         most_width: int | None = None,
         keeps_4_bits: bool = False,
         adapters: Adapters = NO_ADAPTERS,
-        own_adapters: Any = None,
     ) -> None:
-        """See `DecoderGraph`. own_adapters: the input OWN_ADAPTERS, with adapters."""
+        """model: of Transformers; only its structure is used. num_bits: of the weights of products,
+        8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
+        have 8. is_half: whether products have half precision. most_width: products with compressed
+        weights are computed in parts of at most this width; None computes each as a whole.
+        keeps_4_bits: use the matrices of layers that `Weights.kept` gives. adapters: whose matrices
+        A are among the weights, see MATRIX_A.
+        """
         self.weights, self.num_bits, self.group, self.is_half = weights, num_bits, group, is_half
         self.most_width, self.keeps_4_bits = most_width, keeps_4_bits
         self.adapters = adapters
         self.memory: list[Any] = []
-        self.marked = _marked()
+        self.inputs: dict[str, Any] = {}
+        """Those that the products add to the graph's."""
+        self._marked = _marked()
         if adapters.names:
+            self.inputs[OWN_ADAPTERS] = parameter(OWN_ADAPTERS, [-1], np.int64)
             columns = op.constant(adapters.columns.numpy())
-            own = op.gather(columns, own_adapters, int_(0))
-            self.own_columns = op.unsqueeze(own, int_(1))  # bool [N, 1, rank]
-        self.widths = {
+            own = op.gather(columns, self.inputs[OWN_ADAPTERS], int_(0))
+            self._own_columns = op.unsqueeze(own, int_(1))  # bool [N, 1, rank]
+        self._widths = {
             name: layer.out_features
             for name, layer in model.named_modules()
             if isinstance(layer, torch.nn.Linear)
         }
 
-    def _linear(self, names: Sequence[str], states: Any, num_rows: int | None = None) -> Any:
+    def linear(self, names: Sequence[str], states: Any, num_rows: int | None = None) -> Any:
         """The product with the first num_rows rows of the joined weights, with what the adapters
         add to it, and the bias if there is one."""
         adapted = [name for name in names if name in self.adapters.layers]
@@ -83,24 +94,29 @@ class ProductGraph:
         biases = [f"{name}.bias" for name in names]
         if biases[0] not in self.weights.tensors:
             return out
-        return op.add(out, self._stored(self.weights.stored(*biases)))
+        return op.add(out, self.stored(self.weights.stored(*biases)))
 
     def _with_adapters(self, out: Any, names: Sequence[str], adapted: Sequence[str]) -> Any:
         """out: W x of these layers and then A x of the adapted ones, [N, 1, width]. Returns
         W x + B A x, with the A of each token's own adapter."""
         ranks = [self.adapters.rank] * len(adapted)
-        widths = [self.widths[name] for name in names]
+        widths = [self._widths[name] for name in names]
         parts = op.variadic_split(out, int_(-1), ints(*widths, *ranks)).outputs()
         inner = dict(zip(adapted, parts[len(names) :], strict=True))
         whole = []
         for name, part in zip(names, parts, strict=False):
             if name in inner:
                 # Selected and not multiplied: infinity of another adapter becomes 0.
-                own = op.select(self.own_columns, inner[name], float_(0.0))
-                matrix_b = self._stored(self.adapters.joined(name)[1])
+                own = op.select(self._own_columns, inner[name], float_(0.0))
+                matrix_b = self.stored(self.adapters.joined(name)[1])
                 part = op.add(part, op.matmul(own, matrix_b, False, True))
             whole.append(part)
         return whole[0] if len(whole) == 1 else op.concat(whole, -1)
+
+    def matrix(self, name: str) -> Any:
+        """The whole weight [out, in] of this name, as float32 in the graph."""
+        [whole] = self._matrix([name])
+        return whole
 
     def _matrices(self, names: Sequence[str], num_rows: int | None) -> list[list[Any]]:
         """The parts of the weights of these names: of neighbours as one matrix, where the files'
@@ -124,10 +140,10 @@ class ProductGraph:
     def _matrix(
         self, names: Sequence[str], num_rows: int | None = None, most_width: int | None = None
     ) -> list[Any]:
-        """The weight [out, in] of a product or of the embeddings, as float32 in the graph; one
-        after another, its parts by columns if it is wider than most_width."""
+        """The joined weights [out, in] of these names, as float32 in the graph; one after another,
+        their parts by columns if they are wider than most_width."""
         if not self.num_bits:
-            return [self._stored(self.weights.stored(*names)[:num_rows])]
+            return [self.stored(self.weights.stored(*names)[:num_rows])]
         if self.num_bits == 8 or not names[0].startswith(LAYERS):
             return self._int8(self.weights.int8(*names, most_width=most_width), num_rows)
         return self._int4(self.weights.int4(self.group, *names, most_width=most_width))
@@ -166,7 +182,7 @@ class ProductGraph:
         self.memory += [array, tensor]
         return op.constant(tensor, shared_memory=True)
 
-    def _stored(self, weight: torch.Tensor) -> Any:
+    def stored(self, weight: torch.Tensor) -> Any:
         """The weight as float32 in the graph, on its own memory.
 
         Products in half precision keep weights of half precision. Those in float32 get them as
@@ -177,7 +193,7 @@ class ProductGraph:
             weight = weight.float()
             return self._constant(weight, weight.shape, ov.Type.f32)
         stored = self._constant(weight.view(torch.int16), weight.shape, TYPES[weight.dtype])
-        converted = _conversion(self.marked.clone())
+        converted = _conversion(self._marked.clone())
         converted.input(0).replace_source_output(stored.output(0))
         converted.constructor_validate_and_infer_types()
         return converted

@@ -51,17 +51,12 @@ from smartspec_py.engines.checkpoints.tensors import (
 )
 from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.machine import free_bytes, has_vnni
-from smartspec_py.engines.runtimes.openvino.attention import (
-    BLOCK_LEN,
-    INPUTS,
-    LONGEST,
-    OWN_ADAPTERS,
-)
+from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, LONGEST
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut
-from smartspec_py.engines.runtimes.openvino.products import MATRIX_A
+from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
 from smartspec_py.engines.runtimes.runner import (
@@ -177,19 +172,20 @@ class OpenVinoRunner(Runner):
             rows |= {config.vocab_size, config.adapters.rank}
             is_even = not any(num % EVEN_ROWS for num in rows)
             self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
-        graph = self._graph_class(
+        products = Products(
             model,
             of_model,
             num_bits=num_bits,
             group=group,
-            max_len=config.max_len,
-            num_threads=config.num_threads,
             is_half=is_half,
             most_width=MOST_WIDTH if is_bounded else None,
             keeps_4_bits=config.keeps_4_bits,
             adapters=config.adapters,
         )
-        built, self._memory = self._build(graph, model), graph.memory
+        graph = self._graph_class(
+            model, products, max_len=config.max_len, num_threads=config.num_threads
+        )
+        built, self._memory = self._build(graph, model), products.memory
         of_model.finish()
         num_parameters = sum(weight.numel() for weight in model.parameters())
         num_layers = len(model.model.layers)
@@ -197,7 +193,7 @@ class OpenVinoRunner(Runner):
         self._most_padding = min(MOST_PADDING, wanted)
         self._cheap_tokens = CHEAP_TOKENS if is_bounded else 0
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
-        num_copies = 1 + min(most_copies - 1, most_bytes // max(1, graph.num_bytes))
+        num_copies = 1 + min(most_copies - 1, most_bytes // max(1, products.num_bytes))
         begin(PREPARING)
         with ThreadPoolExecutor(config.num_threads) as threads:  # OpenVINO compiles with one
             tasks = [
