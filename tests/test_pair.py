@@ -311,9 +311,9 @@ def test_a_missing_tokenizer_is_found_among_the_files(target: Path) -> None:
     assert "has no tokenizer.json: save a fast tokenizer there" in refusal_of_files(target)
 
 
-def refusal_of_files(target: Path) -> str:
+def refusal_of_files(target: Path, max_context_len: int | None = None) -> str:
     with pytest.raises(ModelError) as raised:
-        check_pair_files(target, None)
+        check_pair_files(target, None, max_context_len)
     return str(raised.value)
 
 
@@ -356,8 +356,18 @@ def test_a_context_that_the_target_does_not_reach_is_refused(tmp_path: Path) -> 
     short = make_model(tmp_path / "short", max_position_embeddings=32)
     check_pair(long, short, max_context_len=64)
     sentence = "long supports 64 positions, fewer than the max_context_len of 65: "
-    with pytest.raises(ModelError, match=sentence):
-        check_pair(long, short, max_context_len=65)
+    assert sentence in refusal_of_files(long, 65)
+
+
+def test_a_default_number_of_positions_is_refused_too(tmp_path: Path) -> None:
+    """Transformers knows it."""
+    folder = make_model(tmp_path / "model", max_position_embeddings=2048)
+    config = json.loads((folder / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    check_pair_files(folder, None, 2049)
+    with pytest.raises(ModelError, match="model supports 2048 positions, fewer than"):
+        check_pair(folder, None, 2049)
 
 
 def test_no_call_lets_a_checkpoint_bring_its_own_code() -> None:

@@ -260,7 +260,7 @@ def _check_files(config: ServerConfig) -> None:
         return
     draft = None if engine.draft is None else Path(engine.draft)
     try:
-        check_pair_files(Path(engine.model), draft)
+        check_pair_files(Path(engine.model), draft, config.limits.max_context_len)
         if engine.heads is not None:
             check_heads(Path(engine.heads))
         for folder in engine.lora.values():

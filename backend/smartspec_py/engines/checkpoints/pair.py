@@ -69,7 +69,7 @@ def check_pair(
     fewer positions does not draft beyond them.
     """
     # Checks without libraries come first: importing a library takes seconds.
-    check_pair_files(target_dir, draft_dir)
+    check_pair_files(target_dir, draft_dir, max_context_len)
     check_pair_settings(target_dir, draft_dir, max_context_len)
 
 
@@ -81,7 +81,8 @@ def check_pair_settings(
         if folder is not None:
             check_model(_named(role, folder), folder)
     target = _read_model("target", target_dir, max_context_len)
-    _check_context(target, max_context_len)
+    longest = getattr(target.config, "max_position_embeddings", None)
+    _check_context(target.name, longest, max_context_len)
     if draft_dir is None:
         return
     # Many pairs have identical files of 10 MB or more. Parsing one takes half a second.
@@ -92,13 +93,19 @@ def check_pair_settings(
     _compare(target, draft)
 
 
-def check_pair_files(target_dir: Path, draft_dir: Path | None) -> None:
-    """The part of `check_pair` without Transformers and PyTorch: missing or truncated files. Raises
-    ModelError."""
+def check_pair_files(
+    target_dir: Path, draft_dir: Path | None, max_context_len: int | None = None
+) -> None:
+    """The part of `check_pair` without Transformers and PyTorch: missing or truncated files, and
+    too few positions, if config.json has their number. Raises ModelError."""
     for role, folder in (("target", target_dir), ("draft", draft_dir)):
         if folder is not None:
             check_files(_named(role, folder), folder)
             _check_has_tokenizer(_named(role, folder), folder)
+    name = _named("target", target_dir)
+    longest = (read_json(name, target_dir, "config.json") or {}).get("max_position_embeddings")
+    if isinstance(longest, int):  # else Transformers knows
+        _check_context(name, longest, max_context_len)
 
 
 def _named(role: str, folder: Path) -> str:
@@ -212,11 +219,11 @@ def has_window(config: Any, context_len: int | None) -> bool:
     return window is not None and getattr(config, "use_sliding_window", True) is not False
 
 
-def _check_context(model: _Model, max_context_len: int | None) -> None:
-    longest = getattr(model.config, "max_position_embeddings", None)
+def _check_context(name: str, longest: int | None, max_context_len: int | None) -> None:
+    """longest: positions of the model; None if they are not known."""
     if longest is not None and max_context_len is not None and max_context_len > longest:
         raise ModelError(
-            f"{model.name} supports {longest} positions, fewer than the max_context_len of "
+            f"{name} supports {longest} positions, fewer than the max_context_len of "
             f"{max_context_len}: lower it to at most {longest}"
         )
 
