@@ -112,20 +112,32 @@ def test_every_text_is_used_before_one_is_used_again() -> None:
 
 def test_the_sessions_of_an_agent() -> None:
     """Each request begins with the one before it in its session, and a result follows each call."""
-    assert len(texts.sessions()) == 5
-    for session in texts.sessions():
+    assert len(texts.sessions("agent")) == 5
+    for session in texts.sessions("agent"):
         for before, chat in pairwise(session):
             assert chat.messages[: len(before.messages)] == before.messages
             assert [m["role"] for m in chat.messages[-2:]] == ["assistant", "tool"]
             assert chat.messages[-2]["tool_calls"]
 
 
+def test_the_recorded_sessions() -> None:
+    """Requests of each kind: a change, a second try after a failed test, a commit, a summary."""
+    for session in texts.sessions("aider"):
+        assert len(set(map(plain, session))) == len(session)
+        for chat in session:
+            first, *_, last = chat.messages
+            assert (first["role"], last["role"]) == ("system", "user")
+    everything = "".join(plain(chat) for session in texts.sessions("aider") for chat in session)
+    for text in ("It printed:", "AssertionError", "# Diffs:", "I asked you"):
+        assert text in everything
+
+
 def test_sessions_take_turns() -> None:
-    num = sum(map(len, texts.sessions()))
+    num = sum(map(len, texts.sessions("agent")))
     found = [prompt.text for prompt in islice(generated("agent"), 2 * num)]
     assert sorted(found[:num]) == sorted(found[num:])
     assert len(set(found)) == num
-    firsts = {plain(session[0]) for session in texts.sessions()}
+    firsts = {plain(session[0]) for session in texts.sessions("agent")}
     assert set(found[:5]) == firsts
     assert all(text.startswith(tuple(found[:5])) for text in found[5:10])
 
@@ -138,7 +150,7 @@ def test_the_chat_template_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(template)
     template = chat_template(tmp_path)
     assert template("hi") == "<hi>"
-    assert template(texts.sessions()[0][0]).endswith(">bash,read,edit,write,grep")
+    assert template(texts.sessions("agent")[0][0]).endswith(">bash,read,edit,write,grep")
     assert all(one.text.startswith("<") for one in islice(generated("mixed", 1, template), 8))
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
         chat_template(TINY)

@@ -1,8 +1,8 @@
 """Prompts: of a workload by its name, or of a file in one of three formats.
 
 `chat`, `sql`, `summarize` and `qa` are real texts, and `mixed` is all of them. `edit` has tasks to
-change a file, `agent` the requests of sessions with a coding agent, and `tiny` the documents that
-the shipped tiny pair was trained for. The formats of files are JSON lines, those of
+change a file, `agent` and `aider` the requests of sessions with a coding agent, and `tiny` the
+documents that the shipped tiny pair was trained for. The formats of files are JSON lines, those of
 MT-bench and Spec-Bench, and ShareGPT's. Of several turns the first one of the user is the prompt,
 because the model writes its own answer. Conversations without a human turn are left out.
 """
@@ -18,11 +18,11 @@ from random import Random
 from typing import Any
 
 from smartspec_bench import texts
-from smartspec_bench.texts import AGENT, EDIT, Chat
+from smartspec_bench.texts import EDIT, SESSIONS, Chat
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 
 MIXED, TINY = "mixed", "tiny"
-WORKLOADS = (*texts.WORKLOADS, MIXED, EDIT, AGENT, TINY)
+WORKLOADS = (*texts.WORKLOADS, MIXED, EDIT, *SESSIONS, TINY)
 PROMPT_SEED = 6_000_011
 """Seed of the prompts. It differs from the seeds of the shipped pair's training."""
 
@@ -64,17 +64,17 @@ def generated(
     workload: str, seed: int = PROMPT_SEED, template: Template = plain
 ) -> Iterator[Prompt]:
     """An endless sequence of prompts. All texts of a workload are used once in a random order, then
-    in another one, and so on; `mixed` and `tiny` alternate between four kinds. The sessions of
-    `agent` take turns, each in its own order.
+    in another one, and so on; `mixed` and `tiny` alternate between four kinds. Sessions with an
+    agent take turns, each in its own order.
 
     template: of the model, see `chat_template`. Documents of `tiny` get none.
     """
     names = {MIXED: texts.WORKLOADS, TINY: texts.TINY}.get(workload, (workload,))
     random = Random(seed)
-    while workload == AGENT:
-        order = random.sample(texts.sessions(), len(texts.sessions()))
-        for turns in zip_longest(*order):
-            yield from (Prompt(template(chat), kind=AGENT) for chat in turns if chat)
+    while workload in SESSIONS:
+        sessions = texts.sessions(workload)
+        for turns in zip_longest(*random.sample(sessions, len(sessions))):
+            yield from (Prompt(template(chat), kind=workload) for chat in turns if chat)
     while True:
         orders = [random.sample(texts.prompts(name), texts.NUM_PROMPTS) for name in names]
         for turn in zip(*orders, strict=True):

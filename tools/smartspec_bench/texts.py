@@ -1,12 +1,15 @@
 """Prompts: 40 for each of five workloads, written by hand for this project, 40 documents for each
-of the four tasks of the tiny pair, and the chats of five sessions with a coding agent.
+of the four tasks of the tiny pair, and sessions with a coding agent.
 
 Each is a file in `texts/`, whose prompts stand between lines of four hyphens. Real texts are what a
 user sends, without a chat template. The documents were not in the training of the tiny pair.
 
-The sessions are in `texts/agent.json`: what the agent sent, as coding clients do, and what it was
-answered. All of it was written by hand, on small repositories that were written for it too. The
-prompts of `edit` show files of the same repositories.
+The sessions of `texts/agent.json` were written by hand: what an agent with tools sends, and what it
+is answered. Those of `texts/aider.json` were recorded: aider 0.86.2 asked Qwen2.5-Coder-1.5B to
+change files, ran their tests, showed what failed, and asked for messages of commits and for
+summaries. aider's own instructions were replaced by texts of the same form and length that were
+written for this project. All are about small repositories that were written for it too; the prompts
+of `edit` show their files.
 """
 
 import json
@@ -18,7 +21,8 @@ from typing import Any, NamedTuple
 WORKLOADS = ("chat", "sql", "summarize", "qa")
 TINY = tuple(f"tiny-{one}" for one in WORKLOADS)
 NUM_PROMPTS = 40
-EDIT, AGENT = "edit", "agent"
+EDIT, AGENT, AIDER = "edit", "agent", "aider"
+SESSIONS = (AGENT, AIDER)
 FOLDER = Path(__file__).with_name("texts")
 
 
@@ -41,9 +45,15 @@ def prompt(workload: str, index: int) -> str:
 
 
 @cache
-def sessions() -> tuple[tuple[Chat, ...], ...]:
-    """The requests of each session with an agent: a chat up to each of its answers."""
-    document = json.loads((FOLDER / f"{AGENT}.json").read_text(encoding="utf-8"))
+def sessions(workload: str) -> tuple[tuple[Chat, ...], ...]:
+    """The requests of each session with an agent, in their order."""
+    document = json.loads((FOLDER / f"{workload}.json").read_text(encoding="utf-8"))
+    if workload == AIDER:  # requests are lists of indices of messages
+        messages = document["messages"]
+        return tuple(
+            tuple(Chat([messages[index] for index in request]) for request in session)
+            for session in document["sessions"]
+        )
     return tuple(
         tuple(
             Chat(messages[:end], document["tools"])

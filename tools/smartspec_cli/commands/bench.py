@@ -65,8 +65,8 @@ _Workload = Annotated[
     str,
     typer.Option(
         help="Real texts: chat, sql, summarize, qa, or mixed for all in turn. edit: tasks to "
-        "change a file. agent: sessions with a coding agent. tiny: documents for the shipped tiny "
-        "pair, and pairs expanded from it."
+        "change a file. agent, aider: sessions with a coding agent. tiny: documents for the "
+        "shipped tiny pair, and pairs expanded from it."
     ),
 ]
 _Reuse = Annotated[
