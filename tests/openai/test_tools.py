@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smartspec_gateway.openai.formats.calls import Tools
-from smartspec_gateway.openai.formats.tools import Found, ToolParser
+from smartspec_gateway.openai.formats.tools import END, Found, ToolParser
 
 TOOLS: Tools = {
     "weather": {},
@@ -28,6 +28,10 @@ TOOLS: Tools = {
 
 def hermes(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def hermes_json(name: str, arguments: str) -> str:
+    return f'{{"name": "{name}", "arguments": {arguments}}}'
 
 
 def llama(name: str, arguments: str) -> str:
@@ -143,6 +147,40 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     ("<function=other>x</function>", "<function=other>x</function>", []),
     ("a <function b", "a <function b", []),
+    # As Mistral, Phi-4-mini, Granite 3, Llama 3.1 and GLM-4 write calls.
+    (f"[{hermes_json('weather', TEXT)}]", "", [("weather", ROME)]),
+    (
+        f"[TOOL_CALLS] [{hermes_json('weather', TEXT)}, {hermes_json('time', '{}')}]",
+        "",
+        [("weather", ROME), ("time", {})],
+    ),
+    (f"functools[{hermes_json('time', '{}')}]", "", [("time", {})]),
+    (f"<|tool_call|>[{hermes_json('time', '{}')}]", "", [("time", {})]),
+    (f"<tool_call>[{hermes_json('time', '{}')}]</tool_call>", "", [("time", {})]),
+    (fenced(f"[{hermes_json('time', '{}')}]"), "", [("time", {})]),
+    ("[1, 2] is a list.", "[1, 2] is a list.", []),
+    ("[Note: none.]", "[Note: none.]", []),
+    ("functools is a module.", "functools is a module.", []),
+    (f"[{hermes_json('time', '{}')}, 5]", f"[{hermes_json('time', '{}')}, 5]", []),
+    (
+        "<tool_call>\n" + hermes_json("time", "{}") + "\n" + hermes_json("weather", TEXT) + END,
+        "",
+        [("time", {}), ("weather", ROME)],
+    ),
+    (f"<function=time>{TEXT}</function>", "", [("time", ROME)]),
+    (f"<function=time>\n{TEXT}\n</function> x", "x", [("time", ROME)]),
+    (f"weather\n{TEXT}", "", [("weather", ROME)]),
+    (f"weather{TEXT}\ntime{{}}", "", [("weather", ROME), ("time", {})]),
+    (f"[TOOL_CALLS]weather[ARGS]{TEXT}", "", [("weather", ROME)]),
+    ("weather {is} fine", "weather {is} fine", []),
+    ("weather is fine", "weather is fine", []),
+    # Numbers that JSON does not have.
+    (hermes("time", '{"n": 1e999}'), hermes("time", '{"n": 1e999}'), []),
+    (
+        "<function=find><parameter=n>NaN</parameter></function>",
+        "",
+        [("find", {"n": "NaN"})],
+    ),
     ("<function=find>\n<parameter=q>\nx", "<function=find>\n<parameter=q>\nx", []),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -67,14 +68,23 @@ def new_call(name: str, arguments: str, call_id: str | None = None) -> dict[str,
     return {"id": call_id or f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 
-def json_call(text: str, tools: Tools, is_marked: bool) -> dict[str, Any] | None:
-    """The call that a JSON object makes; None if it is not the call of a given tool.
+def json_calls(text: str, tools: Tools, is_marked: bool) -> list[dict[str, Any]]:
+    """The calls that a JSON object makes, or a list of objects; none if one of them is not the call
+    of a given tool.
 
     Models write arguments as an object, as its text, or not at all, and line breaks and tabs as
-    they are. is_marked: whether the text is known to be a call. If not, it must have arguments, and
-    no other keys.
+    they are. is_marked: whether the text is known to be calls. If not, each must have arguments,
+    and no other keys.
     """
     value = _read(text)
+    found = [
+        _call(one, tools, is_marked) for one in (value if isinstance(value, list) else [value])
+    ]
+    calls = [call for call in found if call is not None]
+    return calls if len(calls) == len(found) else []
+
+
+def _call(value: Any, tools: Tools, is_marked: bool) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters"))
@@ -86,6 +96,12 @@ def json_call(text: str, tools: Tools, is_marked: bool) -> dict[str, Any] | None
     if name not in tools or not isinstance(arguments, dict) or is_other:
         return None
     return new_call(name, _written(arguments))
+
+
+def named_calls(name: str, arguments: str) -> list[dict[str, Any]]:
+    """The call of this function; none if the arguments are no JSON object."""
+    value = _read(arguments)
+    return [new_call(name, _written(value))] if isinstance(value, dict) else []
 
 
 def xml_call(name: str, body: str, tools: Tools) -> dict[str, Any]:
@@ -134,9 +150,16 @@ def _written(arguments: dict[str, Any]) -> str:
     return without_surrogates(json.dumps(arguments, ensure_ascii=False))
 
 
+def _number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return number
+
+
 def _read(text: str) -> Any:
-    """The value of a JSON text, in which line breaks need not be escaped; None if it is none."""
+    """The value of a JSON text, in which line breaks need not be escaped; None if it is none. NaN
+    and infinite numbers are none: clients could not read them."""
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError):
         return None

@@ -2,10 +2,13 @@
 
 - Hermes and Qwen: `<tool_call>{"name": .., "arguments": {..}}</tool_call>` anywhere in the text
 - Qwen3-Coder: `<function=NAME><parameter=KEY>value</parameter></function>`, with or without
-  `<tool_call>` around it
+  `<tool_call>` around it; Llama 3.1 also with a JSON object in place of the parameters
 - Qwen2.5-Coder: the JSON object in a fence, ```` ```json ````
 - Llama 3: the text is `{"name": .., "parameters": {..}}`, maybe after `<|python_tag|>`, and maybe
   more of them, with `;` between
+- Mistral, Phi-4-mini and Granite 3: the text is a list of such objects, maybe after `[TOOL_CALLS]`,
+  `functools` or `<|tool_call|>`
+- GLM-4 and Mistral since 2025: the text is `NAME{..}`, maybe with a line break or `[ARGS]` between
 
 A call is passed on when it is complete. Text that is not a call of a given tool is content, so
 nothing is lost. A call ends where its JSON ends: a text in its arguments may contain the marks.
@@ -15,20 +18,32 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from smartspec_gateway.openai.formats.calls import ObjectEnd, Tools, json_call, new_call, xml_call
+from smartspec_gateway.openai.formats.calls import (
+    ObjectEnd,
+    Tools,
+    json_calls,
+    named_calls,
+    new_call,
+    xml_call,
+)
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 FENCE = "```"
-PYTHON_TAG = "<|python_tag|>"
+LIST_MARKS = ("[TOOL_CALLS]", "<|tool_call|>")
+MARKS = ("<|python_tag|>", *LIST_MARKS, "functools")
+"""What may be before calls at the beginning of a text."""
+
+ARGS = "[ARGS]"
 SPACE = " \t\r\n"
 
 HEADER = re.compile(r'\{"name": "([^"]+)", "(?:arguments|parameters)": ')
 """What a call of `call_grammar` in JSON begins with."""
 
-FENCED = re.compile(r"```(?:json)?\s*(?=\{)")
+FENCED = re.compile(r"```(?:json)?\s*(?=[\[{])")
 BEGINS_FENCE = re.compile(r"`{1,3}$|```(?:j|js|jso|json)?\s*$")
 """The end of a text in which FENCED may begin."""
 
@@ -55,7 +70,17 @@ class ToolParser:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._left = ""
-        self._may_be_json = True  # as long as there was no content
+        self._is_begin = True  # as long as there was no content
+        names, marks = ("|".join(map(re.escape, words)) for words in (tools, MARKS))
+        names = names or "(?!)"
+        named = rf"(?P<name>{names})\s*(?:{re.escape(ARGS)}\s*)?(?=\{{)"
+        self._head = re.compile(rf"\s*(?P<mark>{marks})?\s*(?:{named}|(?=[\[{{]))")
+        self._heads = [
+            f"{mark}{name}{args}"
+            for mark in ("", *MARKS)
+            for name, args in (("", ""), *product(tools, ("", ARGS)))
+        ]
+        """What a text of calls may begin with, without spaces, besides JSON."""
         self._closing = ""  # what may follow the last call
         self._skipped = ""  # characters to drop between two calls
         self._object = ObjectEnd()
@@ -79,8 +104,12 @@ class ToolParser:
 
     def _next(self, is_end: bool) -> Found | None:
         """The next call or content. None if it is not known yet, or at the end."""
-        if self._closing and not self._closed(is_end):
-            return None
+        if self._closing:
+            start = len(self._left) - len(self._left.lstrip(SPACE))
+            if self._closing == END and self._left.startswith("{", start):
+                return self._json(start, END, is_end)  # the next one between the same marks
+            if not self._closed(is_end):
+                return None
         self._left = self._left.lstrip(self._skipped)
         if not self._left:
             return None
@@ -90,13 +119,18 @@ class ToolParser:
             return self._function(0, is_end)
         if fence := FENCED.match(self._left):
             return self._json(fence.end(), FENCE, is_end)
-        start = len(self._left) - len(self._left.lstrip(SPACE))
-        if self._may_be_json and self._left.startswith(PYTHON_TAG, start):
-            self._left = self._left[start + len(PYTHON_TAG) :]
-            return Found()
-        if self._may_be_json and self._left.startswith("{", start):
-            return self._json(start, "", is_end)
-        return self._other(start, is_end)
+        if self._is_begin:
+            if not is_end and self._may_be_head():
+                return None
+            if head := self._head.match(self._left):
+                is_marked = head["mark"] is not None
+                return self._json(head.end(), "", is_end, is_marked, head["name"])
+        return self._other(is_end)
+
+    def _may_be_head(self) -> bool:
+        """Whether the text so far may continue as one of `_heads`."""
+        text = "".join(self._left[: 2 * max(map(len, self._heads))].split())
+        return any(head.startswith(text) for head in self._heads)
 
     def _closed(self, is_end: bool) -> bool:
         """Drop what closes the last call, which models sometimes leave out. False if it may still
@@ -115,7 +149,7 @@ class ToolParser:
         """What follows BEGIN."""
         start = len(self._left) - len(self._left[len(BEGIN) :].lstrip(SPACE))
         rest = self._left[start:]
-        if rest.startswith("{"):
+        if rest.startswith(("{", "[")):
             return self._json(start, END, is_end)
         if rest.startswith(FUNCTION):
             return self._function(start, is_end)
@@ -123,8 +157,17 @@ class ToolParser:
             return None
         return self._content(len(BEGIN))
 
-    def _json(self, start: int, closing: str, is_end: bool) -> Found | None:
-        """The object at `start`; None while it is not complete. closing: what may follow a call."""
+    def _json(
+        self,
+        start: int,
+        closing: str,
+        is_end: bool,
+        is_marked: bool = False,
+        name: str | None = None,
+    ) -> Found | None:
+        """The object or list at `start`; None while it is not complete. closing: what may follow a
+        call. is_marked: whether it is known to be calls. name: of the function whose arguments it
+        is."""
         size = self._object.read(self._left, start)
         if size is None:
             num_read, is_broken = self._object.num_read, self._object.is_broken
@@ -134,8 +177,11 @@ class ToolParser:
             return self._content(start + num_read if is_broken else len(self._left))
         self._object = ObjectEnd()
         text = self._left[start : start + size]
-        call = json_call(text, self._tools, is_marked=closing == END)
-        return self._called(call, start + size, closing)
+        if name is not None:
+            calls = named_calls(name, text)
+        else:
+            calls = json_calls(text, self._tools, is_marked or closing == END)
+        return self._called(calls, start + size, closing)
 
     def _function(self, start: int, is_end: bool) -> Found | None:
         """The function at `start`, as Qwen3-Coder writes it; None while it is not complete."""
@@ -145,13 +191,16 @@ class ToolParser:
             if not is_whole and not is_end:
                 return None
             return self._content(start + len(FUNCTION))
+        start = len(self._left) - len(self._left[header.end() :].lstrip(SPACE))
+        if self._left.startswith("{", start):
+            return self._json(start, FUNCTION_END, is_end, name=header[1])
         at = self._end_of_function(header.end())
         if at is None:
             return self._content(len(self._left)) if is_end else None
         self._num_scanned = 0
         body = self._left[header.end() : at]
         call = xml_call(header[1], body, self._tools)
-        return self._called(call, at + len(FUNCTION_END), END)
+        return self._called([call], at + len(FUNCTION_END), END)
 
     def _end_of_function(self, start: int) -> int | None:
         """Where FUNCTION_END is that follows the last parameter. A value may contain it."""
@@ -165,24 +214,22 @@ class ToolParser:
         self._num_scanned = max(0, len(self._left) - len(FUNCTION_END))
         return None
 
-    def _called(self, call: dict[str, Any] | None, end: int, closing: str) -> Found:
-        """The text up to `end`, which is this call, or content."""
-        if call is None:
+    def _called(self, calls: list[dict[str, Any]], end: int, closing: str) -> Found:
+        """The text up to `end`, which is these calls, or content."""
+        if not calls:
             return self._content(end)
         self._left = self._left[end:]
         self._closing, self._skipped = closing, f"{SPACE};"
-        return Found(calls=[call])
+        return Found(calls=calls)
 
     def _content(self, size: int) -> Found:
         content, self._left = self._left[:size], self._left[size:]
-        self._may_be_json &= not content.strip(SPACE)
-        self._skipped = ""
+        self._is_begin &= not content.strip(SPACE)
+        self._closing = self._skipped = ""
         return Found(content)
 
-    def _other(self, start: int, is_end: bool) -> Found | None:
+    def _other(self, is_end: bool) -> Found | None:
         """Content up to where a call may begin. None if it is not known yet."""
-        if not is_end and self._may_be_json and PYTHON_TAG.startswith(self._left[start:]):
-            return None
         begins = [self._left.find(mark) for mark in (BEGIN, FUNCTION)]
         fence = FENCED.search(self._left)
         begins += [fence.start()] if fence else []
