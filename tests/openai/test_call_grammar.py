@@ -14,7 +14,7 @@ from smartspec_gateway.openai.formats.call_grammar import (
     CallFormat,
     Function,
     call_grammar,
-    format_of,
+    calls_or_json,
 )
 from smartspec_gateway.openai.formats.calls import parameter_types
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
@@ -41,6 +41,7 @@ FIND = {"q": "a < b", "unit": "km"}
 TEXTS = {
     CallFormat.HERMES: '<tool_call>\n{"name": "find", "arguments": %s}\n</tool_call>',
     CallFormat.LLAMA: '{"name": "find", "parameters": %s}',
+    CallFormat.LIST: '{"name": "find", "arguments": %s}',
 }
 XML = (
     "<tool_call>\n<function=find>\n<parameter=q>\na < b\n</parameter>\n<parameter=unit>\nkm\n"
@@ -96,8 +97,10 @@ def calls_of(parser: ToolParser | ForcedCallParser, text: str) -> list[tuple[str
 def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
     grammar = call_grammar(FUNCTIONS, call_format, may_repeat=True)
     text = TEXTS[call_format] % json.dumps(FIND)
-    separator = "; " if call_format is CallFormat.LLAMA else "\n"
+    separator = {CallFormat.LLAMA: "; ", CallFormat.LIST: ", "}.get(call_format, "\n")
     twice = f"{text}{separator}{text}"
+    if call_format is CallFormat.LIST:
+        text, twice = f"[{text}]", f"[{twice}]"
     assert follows(kind, grammar, text)
     assert follows(kind, grammar, twice)
     assert not follows(kind, grammar, text.replace("find", "other"))
@@ -119,11 +122,20 @@ def test_required_calls_in_xml(kind: str) -> None:
     assert found == [("find", {**FIND, "place": {"x": 3}}), ("now", {})]
 
 
-def test_the_format_is_what_the_template_asks_for() -> None:
-    assert format_of("{{ messages }}") is CallFormat.HERMES
-    assert format_of("{% if tools %}<tool_call>{% endif %}") is CallFormat.HERMES
-    assert format_of("{% if tools %}<|python_tag|>{% endif %}") is CallFormat.LLAMA
-    assert format_of("{% for tool in tools %}<tool_call><function={{ 1 }}>") is CallFormat.QWEN_XML
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("call_format", TEXTS)
+def test_calls_or_json(kind: str, call_format: CallFormat) -> None:
+    """As with a response format and tools that need not be called."""
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    calls = call_grammar(FUNCTIONS, call_format, may_repeat=True)
+    grammar = calls_or_json(calls, json.dumps(schema))
+    text = TEXTS[call_format] % json.dumps(FIND)
+    text = f"[{text}]" if call_format is CallFormat.LIST else text
+    assert follows(kind, grammar, text)
+    assert follows(kind, grammar, '{"age": 3}')
+    assert not follows(kind, grammar, '{"age": "x"}')
+    assert not follows(kind, grammar, "I look.")
+    assert not follows(kind, grammar, text.replace("find", "other"))
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

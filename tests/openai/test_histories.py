@@ -28,7 +28,7 @@ SHORT_IDS = """{% for m in messages %}[{{ m.role }}]{{ m.content }}
 {%- for c in m.tool_calls or [] %}
 {%- if c.id is not string or c.id | length != 9 %}
 {{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
-{%- endif %}<{{ c.id }}>{% endfor %}
+{%- endif %}<{{ c.id }}>{{ c.function }}{% endfor %}
 {%- if m.role == 'tool' %}
 {%- if m.tool_call_id is not string or m.tool_call_id | length != 9 %}
 {{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
@@ -41,13 +41,15 @@ THOUGHTS = """{% set ns = namespace(last=-1) %}
 {%- for m in messages %}[{{ m.role }}]
 {%- if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>
 {%- endif %}{{ m.content }}
-{%- for c in m.tool_calls or [] %}<{{ c.function.name }}>{% endfor %}{% endfor %}"""
+{%- for c in m.tool_calls or [] %}<{{ c.function.name }}>
+{{- c.function.arguments.values() | join }}{% endfor %}{% endfor %}"""
 """As Qwen3's: thoughts since the last message of the user, which are those of the tool loop."""
 
 NO_THOUGHT_BESIDE_TEXT = """{% for m in messages %}
 {%- if m.thinking and m.content and m.tool_calls %}
 {{- raise_exception('Cannot pass both content and thinking') }}{% endif %}
-{{- m.content }}{% endfor %}"""
+{{- m.content }}{% for c in m.tool_calls or [] %}<{{ c.function.name }}>
+{{- c.function.arguments.values() | join }}{% endfor %}{% endfor %}"""
 """As gpt-oss."""
 
 
@@ -187,7 +189,7 @@ def test_thoughts_of_a_tool_loop_reach_the_template(
     name = "input" if path == RESPONSES else "messages"
     later = body | {name: [*body[name], message("assistant", "b"), message("user", "c")]}
     assert "<think>" not in told(tmp_path, THOUGHTS, path, **later)
-    assert told(tmp_path, NO_THOUGHT_BESIDE_TEXT, path, **body) == "aI look.r"
+    assert told(tmp_path, NO_THOUGHT_BESIDE_TEXT, path, **body) == "aI look.<f>r"
 
 
 def test_a_thought_without_text_belongs_to_its_call(tmp_path: Path) -> None:

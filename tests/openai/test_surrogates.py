@@ -19,8 +19,11 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 HELLO = {"role": "user", "content": "Hello!"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": LONE}}
 TEMPLATE = """{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}
-{{- c.function.arguments | tojson }}{% endfor %}{% endfor %}{{ tools }}"""
-REFUSING = "{{ raise_exception(messages[0].tool_calls[0].function.arguments.a) }}"
+{{- c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}{{ tools }}"""
+REFUSING = (
+    TEMPLATE + "{% if messages[0].tool_calls %}"
+    "{{ raise_exception(messages[0].tool_calls[0].function.arguments.a) }}{% endif %}"
+)
 
 
 def client(tmp_path: Path, template: str, *answer: str) -> tuple[TestClient, Any]:

@@ -8,7 +8,8 @@ from enum import Enum, auto
 from typing import Any
 
 from smartspec_gateway.openai.formats.calls import types_of
-from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END
+from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
+from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END, LIST_MARKS
 from smartspec_py.constants import JSON_STYLE
 
 MAX_CALLS = 16
@@ -23,16 +24,20 @@ class CallFormat(Enum):
     """How a model writes tool calls; see `smartspec_gateway.openai.formats.tools`."""
 
     HERMES = auto()
+    LIST = auto()
     LLAMA = auto()
     QWEN_XML = auto()
 
 
-def format_of(template: str) -> CallFormat:
-    """What a chat template asks for. If it does not know tools, this server asks for Hermes."""
+def format_of(template: str, of_tools: Any) -> CallFormat:
+    """What a chat template asks for. of_tools: its way of `Ways`. If it does not know tools, this
+    server asks for Hermes."""
     if FUNCTION in template:
         return CallFormat.QWEN_XML
-    is_hermes = "tools" not in template or BEGIN in template
-    return CallFormat.HERMES if is_hermes else CallFormat.LLAMA
+    if of_tools is in_text or BEGIN in template:
+        return CallFormat.HERMES
+    is_list = of_tools is in_system_message or any(mark in template for mark in LIST_MARKS)
+    return CallFormat.LIST if is_list else CallFormat.LLAMA
 
 
 Function = tuple[str, Mapping[str, Any] | None]
@@ -42,10 +47,13 @@ Function = tuple[str, Mapping[str, Any] | None]
 def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_repeat: bool) -> str:
     """A Lark grammar of one call of these functions, or of several."""
     functions = list(functions)
-    separator = "; " if call_format is CallFormat.LLAMA else "\n"
+    separator = {CallFormat.LLAMA: "; ", CallFormat.LIST: ", "}.get(call_format, "\n")
     names = " | ".join(f"call{number}" for number in range(len(functions)))
     more = f" ({_text(separator)} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
-    rules = [f"start: call{more}", f"call: {names}"]
+    calls = f"call{more}"
+    if call_format is CallFormat.LIST:
+        calls = f'"[" {calls} "]"'
+    rules = [f"start: {calls}", f"call: {names}"]
     for number, (name, parameters) in enumerate(functions):
         schema = {**(parameters or {}), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
@@ -55,14 +63,21 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
     return "\n".join(rules + ([VALUE] if call_format is CallFormat.QWEN_XML else []))
 
 
+def calls_or_json(calls: str, schema: str) -> str:
+    """A Lark grammar of what follows the grammar of `call_grammar`, or this JSON schema."""
+    both = calls.replace("start: ", "start: json | calls\ncalls: ", 1)
+    return f"{both}\njson: {_json(json.loads(schema))}"
+
+
 def _json_rules(
     number: int, name: str, schema: dict[str, Any], call_format: CallFormat
 ) -> Iterator[str]:
     is_hermes = call_format is CallFormat.HERMES
-    begin, end = (f"{BEGIN}\n", f"}}\n{END}") if is_hermes else ("", "}")
-    key = "arguments" if is_hermes else "parameters"
-    head = f'{begin}{{"name": "{name}", "{key}": '
-    yield f"call{number}: {_text(head)} arguments{number} {_text(end)}"
+    begin, end = (f"{BEGIN}\n{{", f"}}\n{END}") if is_hermes else ("{", "}")
+    key = "parameters" if call_format is CallFormat.LLAMA else "arguments"
+    # In parts as JSON has them, so that a text that begins as JSON can become either.
+    head = (begin, '"name"', ": ", f'"{name}"', ", ", f'"{key}"', ": ")
+    yield f"call{number}: {' '.join(map(_text, head))} arguments{number} {_text(end)}"
     yield f"arguments{number}: {_json(schema)}"
 
 

@@ -46,6 +46,39 @@ def with_short_ids(messages: History) -> History:
     return found
 
 
+def with_one_call_each(messages: History) -> History:
+    """Llama 3's templates take one call in a message. Each result follows its call."""
+    found: list[Mapping[str, Any]] = []
+    results: list[Mapping[str, Any]] = []  # of the calls of the last message
+    calls: list[Mapping[str, Any]] = []
+
+    def flush() -> None:
+        for call in calls:
+            found.append(call)
+            wanted = call["tool_calls"][0].get("id")
+            same = (one for one in results if one.get("tool_call_id") == wanted)
+            if (result := next(same, None)) is not None:
+                results.remove(result)
+                found.append(result)
+        found.extend(results)
+        calls.clear()
+        results.clear()
+
+    for message in messages:
+        if calls and message["role"] == "tool":
+            results.append(message)
+            continue
+        flush()
+        if len(message.get("tool_calls") or ()) < 2:
+            found.append(message)
+            continue
+        for number, call in enumerate(message["tool_calls"]):
+            text = {} if number == 0 else {"content": ""}
+            calls.append({**message, **text, "tool_calls": [call]})
+    flush()
+    return found
+
+
 def with_one_system_message(messages: History) -> History:
     """All system messages become the first message, and users' messages that follow each other
     one message, because the same templates want roles to alternate."""
@@ -61,6 +94,17 @@ def with_one_system_message(messages: History) -> History:
     return found
 
 
+def without_system_message(messages: History) -> History:
+    """Its text begins the first message of the user, as for Gemma 2."""
+    system, *others = messages
+    if system["role"] not in SYSTEM or not others:
+        return messages
+    first, *others = others
+    if first["role"] != "user":
+        return [{**system, "role": "user"}, first, *others]
+    return [{**first, "content": _joined([system, first])}, *others]
+
+
 def without_thoughts(messages: History) -> History:
     """Some templates refuse a thought beside text and calls."""
     return [
@@ -69,7 +113,13 @@ def without_thoughts(messages: History) -> History:
     ]
 
 
-RULES = (with_short_ids, with_one_system_message, without_thoughts)
+RULES = (
+    with_short_ids,
+    with_one_call_each,
+    with_one_system_message,
+    without_system_message,
+    without_thoughts,
+)
 
 
 def _short(given: Any, number: int) -> str:

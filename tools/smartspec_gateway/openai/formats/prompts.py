@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats import histories, reasoning
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, format_of
 from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
+from smartspec_gateway.openai.formats.tool_ways import Tools, ways_of
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
 from smartspec_py.engines.structured.token_names import with_marks_as_text
 
@@ -75,6 +76,7 @@ class Prompts:
         self._begin_tokens = self._tokenizer.encode("").ids
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
         self.token_bytes = lru_cache(MAX_KNOWN_TOKENS)(self._token_bytes)
+        self._ways = cache(lambda template: ways_of(partial(self._rendered, template)))
 
     def of_chat(
         self,
@@ -97,18 +99,16 @@ class Prompts:
         template = template or self._templates.get("default")
         if template is None:
             raise ApiError(400, NO_TEMPLATE, "messages")
-        if tools and "tools" not in template:
-            messages, tools = _with_tools(messages, tools), ()
         has_developer = "developer" in template
-        cut = self._special_names.cut
-        prompt = _rendered(
-            [_message(message, has_developer) for message in messages],
-            cut,
-            tools=cut(list(tools)) or None,
-            chat_template=template,
+        messages = [_message(message, has_developer) for message in messages]
+        messages, tools = self._ways(template).told(messages, tools)
+        prompt = self._rendered(
+            template,
+            messages,
+            tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            **{**self._special, **cut(dict(variables))},
+            **self._special_names.cut(dict(variables)),
         )
         begin = self._special.get("bos_token")
         if begin and self._begin_tokens and prompt.startswith(begin):
@@ -118,7 +118,27 @@ class Prompts:
     @property
     def call_format(self) -> CallFormat:
         """How the model writes tool calls."""
-        return format_of(self._templates.get("tool_use") or self._templates.get("default", ""))
+        template = self._templates.get("tool_use") or self._templates.get("default", "")
+        return format_of(template, self._ways(template).of_tools)
+
+    def _rendered(
+        self, template: str, messages: histories.History, tools: Tools, **more: Any
+    ) -> str:
+        """The prompt, of the first form of the messages that the template takes. Raises
+        ApiError."""
+        cut = self._special_names.cut
+        given: dict[str, Any] = {"chat_template": template, "tools": cut(list(tools)) or None}
+        error: Exception | None = None
+        for form in histories.forms(messages):
+            try:
+                found: Any = render_jinja_template(
+                    [list(map(cut, form))], **given, **{**self._special, **more}
+                )
+                return without_surrogates(str(found[0][0]))
+            except Exception as refused:  # a template can raise anything
+                error = refused
+        message = f"messages: the chat template refuses them: {error}"
+        raise ApiError(400, message, "messages") from error
 
     def is_token(self, mark: str) -> bool:
         """Whether the tokenizer has this text as one token."""
@@ -182,40 +202,6 @@ class Prompts:
                 param,
             )
         return word
-
-
-TOOLS_TEXT = """You can call these functions:
-
-{tools}
-
-To call one, answer with its name and its arguments:
-<tool_call>
-{{"name": "name of the function", "arguments": {{...}}}}
-</tool_call>"""
-"""What a model is told whose chat template has no place for tools."""
-
-
-def _with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """The messages, with the tools before the content of the first one. Some templates have no
-    system message."""
-    text = TOOLS_TEXT.format(tools="\n".join(json.dumps(tool["function"]) for tool in tools))
-    first, *others = messages
-    return [{**first, "content": f"{text}\n\n{first.get('content') or ''}"}, *others]
-
-
-def _rendered(messages: histories.History, cut: Callable[[Any], Any], **given: Any) -> str:
-    """The prompt, of the first form of the messages that the template takes."""
-    error: Exception | None = None
-    for form in histories.forms(messages):
-        try:
-            found: Any = render_jinja_template([list(map(cut, form))], **given)
-            return without_surrogates(str(found[0][0]))
-        except Exception as refused:  # a template can raise anything
-            error = refused
-    message = f"messages: the chat template refuses them: {error}"
-    raise ApiError(400, message, "messages") from error
 
 
 def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:

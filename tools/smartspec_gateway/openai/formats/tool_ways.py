@@ -1,0 +1,170 @@
+"""How a chat template is told of tools, of earlier calls and of their results.
+
+Templates differ in what they read, and leave out the rest without a word: that of Phi-4-mini takes
+tools from the system message, those of DeepSeek-R1 show a call only beside an empty content, and
+many know no tools. So each template is tried once with a probe, and the first way is used whose
+names and values are in the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.formats.tools import BEGIN, END
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages, Tools], str]
+"""Makes a prompt. Raises ApiError if the template refuses the messages."""
+
+TOOLS_TEXT = f"""You can call these functions:
+
+{{tools}}
+
+To call one, answer with its name and its arguments:
+{BEGIN}
+{{{{"name": "name of the function", "arguments": {{{{...}}}}}}}}
+{END}"""
+"""What a model is told whose chat template has no place for tools."""
+
+PROBE_TOOL = {"type": "function", "function": {"name": "probe_tool", "parameters": {}}}
+PROBE_CALL = {"name": "probe_call", "arguments": {"probe_key": "probe_value"}}
+PROBE: Messages = (
+    {"role": "user", "content": "probe"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "probe0000", "type": "function", "function": PROBE_CALL}],
+    },
+    {"role": "tool", "tool_call_id": "probe0000", "name": "probe_call", "content": "probe_result"},
+)
+SHOWN = ("probe_call", "probe_value", "probe_result")
+
+
+class Ways(NamedTuple):
+    """How one template is told."""
+
+    of_tools: Callable[[Messages, Tools], tuple[Messages, Tools]]
+    of_calls: Callable[[Messages], Messages]
+
+    def told(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
+        """What to render. Arguments of calls are objects, and each message has a content."""
+        messages = self.of_calls(messages)
+        return self.of_tools(messages, tools) if tools else (messages, tools)
+
+
+def ways_of(render: Render) -> Ways:
+    """The ways for the template that this renders."""
+    of_tools = next(
+        (
+            way
+            for way in (as_given, in_system_message)
+            if "probe_tool" in _tried(render, *way(PROBE[:1], [PROBE_TOOL]))
+        ),
+        in_text,
+    )
+
+    def shows_calls(way: Callable[[Messages], Messages]) -> bool:
+        found = _tried(render, *of_tools(way(PROBE), [PROBE_TOOL]))
+        return all(word in found for word in SHOWN)
+
+    return Ways(of_tools, next(filter(shows_calls, CALL_WAYS), calls_in_text))
+
+
+def _tried(render: Render, messages: Messages, tools: Tools) -> str:
+    try:
+        return render(messages, tools)
+    except ApiError:
+        return ""
+
+
+def as_given(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
+    return messages, tools
+
+
+def in_system_message(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
+    """As Phi-4-mini's template wants them."""
+    text = _json([tool["function"] for tool in tools])
+    first, *others = messages
+    if first["role"] != "system":
+        first, others = {"role": "system", "content": ""}, list(messages)
+    return [{**first, "tools": text}, *others], ()
+
+
+def in_text(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
+    """Before the content of the first message: some templates have no system message."""
+    text = TOOLS_TEXT.format(tools="\n".join(_json(tool["function"]) for tool in tools))
+    first, *others = messages
+    return [{**first, "content": f"{text}\n\n{first.get('content') or ''}"}, *others], ()
+
+
+def calls_as_given(messages: Messages) -> Messages:
+    return messages
+
+
+def calls_without_content(messages: Messages) -> Messages:
+    """A message of its own for each text beside calls."""
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        if not message.get("tool_calls"):
+            found.append(message)
+            continue
+        if message["content"]:
+            found.append({"role": "assistant", "content": message["content"]})
+        found.append({**message, "content": None})
+    return found
+
+
+def arguments_as_text(messages: Messages) -> Messages:
+    return [
+        {**message, "tool_calls": list(map(_with_text, message["tool_calls"]))}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+
+
+def calls_in_text(messages: Messages) -> Messages:
+    """As TOOLS_TEXT asks for them. Results are messages of the user, those that follow each other
+    one message."""
+    found: list[dict[str, Any]] = []
+    was_result = False
+    for message in messages:
+        changed = {**message}
+        is_result = message["role"] == "tool"
+        if is_result:
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            changed = {"role": "user", "content": text}
+        elif calls := changed.pop("tool_calls", None):
+            texts = [f"{BEGIN}\n{_json(_function(call))}\n{END}" for call in calls]
+            changed["content"] = "\n".join(filter(None, [message["content"], *texts]))
+        if is_result and was_result:
+            found[-1]["content"] += f"\n{changed['content']}"
+        else:
+            found.append(changed)
+        was_result = is_result
+    return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _function(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: call["function"][name] for name in ("name", "arguments")}
+
+
+CALL_WAYS: tuple[Callable[[Messages], Messages], ...] = (
+    calls_as_given,
+    calls_without_content,
+    arguments_as_text,
+    lambda messages: arguments_as_text(calls_without_content(messages)),
+)
