@@ -6,7 +6,7 @@ def ask(text):
     wait = str(CASE_S * 1000)
     quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "API_TIMEOUT_MS": wait}
     where = {"ANTHROPIC_BASE_URL": BASE, "ANTHROPIC_API_KEY": "none", "ANTHROPIC_MODEL": MODEL}
-    return agent(command, **quiet, **where, ANTHROPIC_SMALL_FAST_MODEL=MODEL)[0].strip()
+    return agent(command, **quiet, **where, ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL)[0].strip()
 
 
 def messages_plain():

@@ -78,7 +78,7 @@ def test_a_text_becomes_a_message(prompts: Prompts) -> None:
         },
     )
     (asked,) = model.asked
-    assert prompts.decode(asked["input_ids"]) == "[system]Be brief.[user]Hello!None"
+    assert prompts.decode(asked["input_ids"]) == "[system]Be brief.[user]Hello!NoneFalse"
     assert (asked["max_tokens"], asked["temperature"]) == (9, 0.5)
     assert (asked["top_p"], asked["top_k"]) == (0.9, 5)
     assert asked["speculation_policy"] == "fixed:2"

@@ -70,6 +70,7 @@ EXTRA = {
     "response.store": "required by Open Responses",
     "response.presence_penalty": "required by Open Responses",
     "response.frequency_penalty": "required by Open Responses",
+    "name": "of a call whose arguments are done; other versions of the package require it",
     "error": "the package `openai` raises only for errors in this field",
 }
 """Fields that the package of the provider does not know, with the reason."""

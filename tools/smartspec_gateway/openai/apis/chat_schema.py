@@ -14,6 +14,7 @@ from smartspec_gateway.openai.formats.calls import Tools, parameter_types
 from smartspec_gateway.openai.formats.media import with_markers
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
 
+RESPONSE_FORMAT = "response_format"
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TOOLS = 128
@@ -24,6 +25,10 @@ DeepSeek and Granite."""
 
 
 class TextPart(Body):
+    """Other keys have no effect, such as `cache_control`."""
+
+    model_config = ConfigDict(extra="ignore")
+
     type: Literal["text"]
     text: str
 
@@ -39,6 +44,10 @@ class Function(Body):
 
 
 class Tool(Body):
+    """Other keys have no effect, such as `cache_control`."""
+
+    model_config = ConfigDict(extra="ignore")
+
     type: Literal["function"]
     function: Function
 
@@ -108,6 +117,8 @@ class Message(Body):
 
     def for_template(self) -> dict[str, Any]:
         found = self.model_dump(exclude_none=True)
+        if not self.tool_calls:  # some clients send an empty list
+            found.pop("tool_calls", None)
         return found | ({} if self.content is None else {"content": self.text})
 
 
@@ -328,12 +339,12 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
         """A forced call has no response format: some clients send both, and want the call."""
         schema = self.response_format and self.response_format.schema_object
         schema = None if self.must_call else schema
-        own = {} if schema is None else {"response_format": ("json_schema", json.dumps(schema))}
+        own = {} if schema is None else {RESPONSE_FORMAT: ("json_schema", json.dumps(schema))}
         return super().grammars | own
 
     @property
     def tool_types(self) -> Tools:
-        if self.grammars:
+        if self.grammars.keys() - {RESPONSE_FORMAT}:
             return {}
         functions = [tool.function for tool in self.callable_tools]
         return {one.name: parameter_types(one.parameters) for one in functions}

@@ -93,9 +93,8 @@ def chat_of(asked: MessagesPrompt) -> ChatRequest:
         for tool in asked.tools or []
     ]
     body |= _tool_choice(asked)
-    thinking = {}
-    if asked.thinking is not None:
-        thinking["enable_thinking"] = asked.thinking.type != "disabled"
+    thinks = asked.thinking is not None and asked.thinking.type != "disabled"
+    thinking = {"enable_thinking": thinks}
     body["chat_template_kwargs"] = thinking | (asked.chat_template_kwargs or {})
     if asked.output_config and asked.output_config.format:
         schema = {"name": "output", "schema": asked.output_config.format.schema_}

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.apis.chat_schema import ChatPrompt, ChatRequest, Message, ToolChoice
+from smartspec_gateway.openai.apis.chat_schema import (
+    RESPONSE_FORMAT,
+    ChatPrompt,
+    ChatRequest,
+    Message,
+    ToolChoice,
+)
 from smartspec_gateway.openai.apis.choices import Prepared, Wanted
 from smartspec_gateway.openai.apis.schema import MAX_CHOICES, Generation
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong
-from smartspec_gateway.openai.formats.call_grammar import call_grammar
+from smartspec_gateway.openai.formats.call_grammar import call_grammar, calls_or_json
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.formats.reasoning import END, ends_in_reasoning, is_open
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
@@ -196,11 +202,8 @@ class Requests:
     def _grammar(self, asked: Generation, is_in_reasoning: bool | None) -> Fields:
         """The fields of the grammar, if there is one."""
         grammars = asked.grammars
-        if isinstance(asked, ChatRequest) and asked.must_call:
-            given = [tool.function for tool in asked.callable_tools]
-            functions = [(function.name, function.parameters) for function in given]
-            calls = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
-            grammars["tools"] = "ebnf_grammar", calls
+        if isinstance(asked, ChatRequest):
+            grammars |= self._call_grammars(asked)
         if len(grammars) > 1:
             first, second, *_ = grammars
             raise ApiError(400, f"{second}: not together with {first}", second)
@@ -213,6 +216,18 @@ class Requests:
                 kind, text = behind_reasoning(kind, text, field, is_in_reasoning, is_token)
             return {"guided_decoding_guide_type": kind, "guided_decoding_guide": text}
         return {}
+
+    def _call_grammars(self, asked: ChatRequest) -> dict[str, tuple[str, str]]:
+        """The grammar of calls that the text must be, or that it may be instead of what follows its
+        response format."""
+        tools, response = asked.callable_tools, asked.grammars.get(RESPONSE_FORMAT)
+        if not tools or not (asked.must_call or response):
+            return {}
+        functions = [(tool.function.name, tool.function.parameters) for tool in tools]
+        calls = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
+        if response is None:
+            return {"tools": ("ebnf_grammar", calls)}
+        return {RESPONSE_FORMAT: ("ebnf_grammar", calls_or_json(calls, response[1]))}
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
         """Tokens to generate after a prompt. Raises ApiError if the context is too short. In chats

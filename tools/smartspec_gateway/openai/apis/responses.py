@@ -75,9 +75,8 @@ def chat_of(asked: ResponsesRequest) -> ChatRequest:
         raise ApiError(400, "input: must have a message", "input")
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning and asked.reasoning.effort
-    own = {"type", "defer_loading"}
     body["tools"] = [
-        {"type": "function", "function": tool.model_dump(exclude=own, exclude_none=True)}
+        {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
         for tool in asked.functions
     ]
     body["tool_choice"] = _nested(asked.tool_choice)
@@ -215,7 +214,8 @@ class OutputItem(Item):
             yield self._text_event("done", text=self.text)
             yield self._event("content_part.done", part=self._part())
         else:
-            yield self._text_event("done", arguments=self.text)
+            name = self.call["function"]["name"]
+            yield self._text_event("done", name=name, arguments=self.text)
         yield self._item_event("done", "incomplete" if is_cut else "completed")
 
     def _with(self, status: str) -> dict[str, Any]:
@@ -235,11 +235,11 @@ class OutputItem(Item):
         about = {"output_index": self.index, "item": self._with(status)}
         return {"type": f"response.output_item.{name}", **about}
 
-    def _text_event(self, name: str, **fields: Any) -> Event:
+    def _text_event(self, name: str, /, **fields: Any) -> Event:
         event = self._event(f"{self._stream}.{name}", **fields)
         return event | ({"logprobs": []} if self.kind == "text" else {})
 
-    def _event(self, name: str, **fields: Any) -> Event:
+    def _event(self, name: str, /, **fields: Any) -> Event:
         place: dict[str, Any] = {"item_id": self._id, "output_index": self.index}
         place |= {"content_index": 0} if self.call is None else {}
         return {"type": f"response.{name}", **place, **fields}

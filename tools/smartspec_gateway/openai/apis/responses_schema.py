@@ -44,6 +44,18 @@ NAMES = {
 """Fields of chats that have another name here."""
 
 
+Included = Literal[
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
+"""What a response could have more of: of tools that are skipped here, and of images. It has no
+log-probabilities, so these are refused."""
+
 OnlyFalse = Annotated[bool | None, only("false: the server keeps no responses", False)]
 NotGiven = Annotated[
     None, only("left out: the server keeps no responses; send earlier items in input")
@@ -57,12 +69,13 @@ def _with_type(item: Any) -> Any:
 
 
 class ItemTextPart(Body):
-    """Text of the input or of an earlier response."""
+    """Text of the input or of an earlier response. Other keys have no effect, such as
+    `annotations`."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Any = None
-    logprobs: Any = None
 
 
 ItemText = str | Annotated[list[ItemTextPart], few(MAX_PARTS)]
@@ -119,14 +132,15 @@ class ReasoningItem(InputItem):
 
 
 class FunctionTool(Body):
-    """A function that the model may call."""
+    """A function that the model may call. Other keys have no effect, such as `allowed_callers`."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: Literal["function"]
     name: str = Field(pattern=r"^[\w.-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: bool | None = None
 
 
 def _kind(tool: Any) -> str:
@@ -200,8 +214,11 @@ class TextOptions(Body):
 
 
 class Reasoning(Body):
+    """Other keys have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
     effort: str | None = None
-    summary: str | None = None
 
 
 class Obfuscation(Body):
@@ -241,10 +258,8 @@ class ResponsesRequest(Sampling, Ignored, OpenBody):
         None, description="add `metrics.speculative_decoding`: statistics of the response"
     )
     stream_options: Obfuscation | None = Field(None, description="no effect")
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], few(1)] | None = Field(
-        None, description="no effect"
-    )
-    truncation: Literal["disabled"] | None = Field(
+    include: Annotated[list[Included], few(MAX_PARTS)] | None = Field(None, description="no effect")
+    truncation: Literal["auto", "disabled"] | None = Field(
         None, description="an input that is too long is refused"
     )
     top_logprobs: Literal[0] | None = Field(None, description="no log-probabilities")

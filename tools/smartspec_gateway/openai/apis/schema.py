@@ -215,7 +215,7 @@ class Ignored(Body):
     safety_identifier: str | None = Field(None, description="name of the end user")
     metadata: dict[str, Any] | None = Field(None, description="labels of stored answers")
     store: bool | None = Field(None, description="answers are not stored")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one tier")
+    service_tier: str | None = Field(None, description="there is one tier")
     prompt_cache_key: str | None = Field(None, description="prefixes are reused without it")
     prompt_cache_retention: str | None = Field(None, description="see prompt_cache_key")
     skip_special_tokens: Literal[True] | None = Field(None, description="texts never have them")
