@@ -126,6 +126,30 @@ def test_what_is_told_where_a_template_knows_no_tools(tmp_path: Path) -> None:
     assert prompt == f"[user]Where is it warm?[assistant]{calls}[user]{results}[model]"
 
 
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "system"),
+        (
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{# developer #}{% endfor %}",
+            "developer",
+        ),
+        (
+            "{% for m in messages if m.role != 'developer' %}[{{ m.role }}]{{ m.content }}"
+            "{% endfor %}",
+            "system",
+        ),
+    ],
+)
+def test_the_role_developer_where_a_template_knows_it(
+    tmp_path: Path, template: str, role: str
+) -> None:
+    """Some name it, and leave out its messages."""
+    messages = [{"role": "developer", "content": "Be brief."}, USER]
+    prompt = prompts_of(tmp_path, template).of_chat(messages, {})
+    assert prompt == f"[{role}]Be brief.[user]Where is it warm?"
+
+
 def test_results_follow_their_calls_whatever_their_order(tmp_path: Path) -> None:
     call, first, second = called("Rome", "Oslo")
     prompt = prompts_of(tmp_path, ONE_CALL).of_chat([USER, call, second, first, USER], {})

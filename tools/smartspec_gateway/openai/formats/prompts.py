@@ -76,7 +76,7 @@ class Prompts:
         self._begin_tokens = self._tokenizer.encode("").ids
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
         self.token_bytes = lru_cache(MAX_KNOWN_TOKENS)(self._token_bytes)
-        self._ways = cache(lambda template: ways_of(partial(self._rendered, template)))
+        self._ways = cache(lambda template: ways_of(template, partial(self._rendered, template)))
 
     def of_chat(
         self,
@@ -99,9 +99,7 @@ class Prompts:
         template = template or self._templates.get("default")
         if template is None:
             raise ApiError(400, NO_TEMPLATE, "messages")
-        has_developer = "developer" in template
-        messages = [_message(message, has_developer) for message in messages]
-        messages, tools = self._ways(template).told(messages, tools)
+        messages, tools = self._ways(template).told(list(map(_message, messages)), tools)
         prompt = self._rendered(
             template,
             messages,
@@ -204,12 +202,9 @@ class Prompts:
         return word
 
 
-def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:
-    """The message for a template. Few templates know the role developer, the newer name of system,
-    and most want the arguments of tool calls as objects."""
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message for a template. Most want the arguments of tool calls as objects."""
     found = {"content": "", **message}
-    if found["role"] == "developer" and not has_developer:
-        found["role"] = "system"
     if found.get("tool_calls"):
         found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
     return found

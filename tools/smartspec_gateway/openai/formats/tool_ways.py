@@ -30,7 +30,18 @@ To call one, answer with its name and its arguments:
 {END}"""
 """What a model is told whose chat template has no place for tools."""
 
-PROBE_TOOL = {"type": "function", "function": {"name": "probe_tool", "parameters": {}}}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "probe",
+        "parameters": {
+            "type": "object",
+            "properties": {"probe_key": {"type": "string", "description": "probe"}},
+            "required": ["probe_key"],
+        },
+    },
+}
 PROBE_CALL = {"name": "probe_call", "arguments": {"probe_key": "probe_value"}}
 PROBE: Messages = (
     {"role": "user", "content": "probe"},
@@ -41,6 +52,7 @@ PROBE: Messages = (
     },
     {"role": "tool", "tool_call_id": "probe0000", "name": "probe_call", "content": "probe_result"},
 )
+DEVELOPER = {"role": "developer", "content": "probe_text"}
 SHOWN = ("probe_call", "probe_value", "probe_result")
 
 
@@ -49,15 +61,19 @@ class Ways(NamedTuple):
 
     of_tools: Callable[[Messages, Tools], tuple[Messages, Tools]]
     of_calls: Callable[[Messages], Messages]
+    has_developer: bool
+    """Whether it knows the role developer, the newer name of system."""
 
     def told(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         """What to render. Arguments of calls are objects, and each message has a content."""
+        if not self.has_developer:
+            messages = list(map(_by_system, messages))
         messages = self.of_calls(messages)
         return self.of_tools(messages, tools) if tools else (messages, tools)
 
 
-def ways_of(render: Render) -> Ways:
-    """The ways for the template that this renders."""
+def ways_of(template: str, render: Render) -> Ways:
+    """The ways for the template, which `render` renders."""
     of_tools = next(
         (
             way
@@ -71,7 +87,10 @@ def ways_of(render: Render) -> Ways:
         found = _tried(render, *of_tools(way(PROBE), [PROBE_TOOL]))
         return all(word in found for word in SHOWN)
 
-    return Ways(of_tools, next(filter(shows_calls, CALL_WAYS), calls_in_text))
+    of_calls = next(filter(shows_calls, CALL_WAYS), calls_in_text)
+    # Many write any role as it is, and the model does not know it.
+    shows_developer = "probe_text" in _tried(render, [DEVELOPER, PROBE[0]], ())
+    return Ways(of_tools, of_calls, "developer" in template and shows_developer)
 
 
 def _tried(render: Render, messages: Messages, tools: Tools) -> str:
@@ -79,6 +98,10 @@ def _tried(render: Render, messages: Messages, tools: Tools) -> str:
         return render(messages, tools)
     except ApiError:
         return ""
+
+
+def _by_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def as_given(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
