@@ -186,9 +186,9 @@ def test_errors_before_and_after() -> None:
 def test_drafts_are_wanted_where_none_were_made_for_long() -> None:
     corrections = learned(PROFILE, (step_of(PROFILE, [3] * 8) for _ in range(300)))
     for _ in range(UNSEEN_STEPS):
-        assert not corrections.wants_drafts()
+        assert not corrections.wants_drafts(0)
         corrections.observe(step_of(PROFILE, [0] * 8))
-    assert corrections.wants_drafts()
+    assert corrections.wants_drafts(0)
 
 
 @dataclass
@@ -230,7 +230,7 @@ def closed_loop(
         best = best_goodput(true, accept_prob)
         for _ in range(num_steps):
             draft_lens = list(plan(views, corrections.cost).draft_lens.values())
-            wanted = any(draft_lens) or corrections.wants_drafts()
+            wanted = any(draft_lens) or corrections.wants_drafts(0)
             is_probe = wanted and not account.is_in_debt
             if is_probe:
                 draft_lens = [0 if any(draft_lens) else 2] * NUM_ROWS

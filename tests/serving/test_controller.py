@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from harness import COST, LoopHarness, record
 
+from smartspec_py.core.cost import PassTable
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller, measured
@@ -43,6 +44,8 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
         passes = range(1, max(lengths.values()) + 1)
         draft_s = sum(COST.draft_s(sum(k >= p for k in lengths.values())) for p in passes)
         draft_s *= truth.get("draft", 1.0)
+        late = [v.options[0].draft_prefill_len for v in views if lengths[v.sequence]]
+        draft_s += COST.draft_prefill_s * sum(late)
         plan_s = truth.get("plan_s", 0.0) if is_searched(decision) else 0.0
         made.observe(
             record(
@@ -101,6 +104,31 @@ def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
     forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})
     assert probing[0].settings == forced
     assert plan(views, COST, forced).draft_lens == {1: PROBE_DRAFT_LEN, 2: 0, 3: 1}
+
+
+def num_probes(decisions: list[Decision]) -> int:
+    return reasons(decisions).count(Reason.PROBE)
+
+
+def test_a_probe_waits_until_the_time_covers_its_draft_prefill() -> None:
+    """1,000 tokens take as long as 10 steps, which are 0.5 % of 2,000. A sequence with a current
+    draft cache does not wait."""
+    made, views = controller(), [view(1, accept=0.001, prefill_len=1000)]
+    assert num_probes(run(made, views, 1990)) == 0
+    assert num_probes(run(made, views, 20)) == 1
+    run(made, views, 1000)
+    probing = run(made, [*views, view(2, accept=0.001)], 1)[0]
+    assert probing.plan.draft_lens == {1: 0, 2: PROBE_DRAFT_LEN}
+
+
+def test_a_draft_model_that_is_better_than_its_profile_is_found() -> None:
+    """Its passes take 15 ms by the profile, and 1 ms in truth. The only sequence needs 3 steps of
+    draft prefill."""
+    slow = replace(COST, draft=PassTable((1,), (1,), ((0.015,),)))
+    made = Controller(slow, max_draft_len=6, max_sequences=8)
+    assert made.plan([view(1)]).plan.draft_lens == {1: 0}
+    run(made, [view(1, prefill_len=300)], 2300)
+    assert made.plan([view(1)]).plan.draft_lens[1] > 0
 
 
 def test_plans_are_charged_for_cold_shapes() -> None:

@@ -3,8 +3,9 @@
 What may be time without a gain is charged in seconds: a probe, a plan that gains less than its own
 time, a trial in which speculation loses. Each step earns SHARE of its time. In debt, there are no
 probes, and no speculation after a lost trial. After a plan that did not pay, none is made while
-such plans owe more than a step. So all of them together cost SHARE of the time. What a probe owes
-stops no plans: one token without a match of prompt lookup would end drafts for hundreds of steps.
+such plans owe more than a step. So all of them together cost SHARE of the time. Draft prefill of
+probes adds up to PREFILL_SHARE. What a probe owes stops no plans: one token without a match of
+prompt lookup would end drafts for hundreds of steps.
 
 Times of steps do not include planning. This module does not read a clock.
 """
@@ -16,6 +17,10 @@ SHARE = 0.01
 
 PLAN_SHARE = SHARE / 2
 """The part of it that plans may take. The other is left for probes and trials."""
+
+PREFILL_SHARE = SHARE / 2
+"""Share of the time that draft prefill of probes may take. A probe waits until it is covered, so it
+is not charged: a debt of hundreds of steps would end all references for the guard."""
 
 MAX_SAVED = 4.0
 """Largest balance, in steps. With the probe that leads to a debt, five are enough to measure the

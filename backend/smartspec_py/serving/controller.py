@@ -117,11 +117,12 @@ class Controller:
             if self._guard.wants_reference(*bucket):
                 return self._decide(views, undrafted, Reason.PROBE)
             return decision
-        probed = _probe_sequence(learning)
-        is_possible = probed is not None and not self._guard.account(*bucket).is_in_debt
-        if probed is None or not is_possible or not self._corrections.wants_drafts():
+        probed = _probe_view(learning)
+        if probed is None or self._guard.account(*bucket).is_in_debt:
             return decision
-        forced = {**undrafted.forced, probed: PROBE_DRAFT_LEN}
+        if not self._corrections.wants_drafts(probed.options[0].draft_prefill_len):
+            return decision
+        forced = {**undrafted.forced, probed.sequence: PROBE_DRAFT_LEN}
         return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
 
     def plan_failed(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
@@ -227,10 +228,9 @@ def _no_drafts(views: Sequence[SequenceView]) -> dict[SequenceId, int]:
     return dict.fromkeys([view.sequence for view in views], 0)
 
 
-def _probe_sequence(views: Sequence[SequenceView]) -> SequenceId | None:
+def _probe_view(views: Sequence[SequenceView]) -> SequenceView | None:
     """The sequence whose first option costs least to start drafting: with the least prefill."""
     able = [v for v in views if v.options[0].max_draft_len and v.options[0].has_draft_passes]
-    chosen = min(
+    return min(
         able, key=lambda view: (view.options[0].draft_prefill_len, view.sequence), default=None
     )
-    return None if chosen is None else chosen.sequence

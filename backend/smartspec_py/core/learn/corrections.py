@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from smartspec_py.core.account import PREFILL_SHARE
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.learn.regression import FORGETTING, LARGEST, RidgeRegression
 from smartspec_py.core.plan.plan_time import AVERAGED_STEPS
@@ -67,6 +68,7 @@ class CostCorrections:
         """Mean planning time per step."""
         self._fits = (self._target, self._host, self._draft)
         self._num_unspeculated = 0
+        self._unspeculated_s = 0.0
         self._errors = [0.0] * 3
         """Decayed means: error of the profile, error after correction, and the weight, which is the
         decayed mean of 1."""
@@ -101,10 +103,16 @@ class CostCorrections:
             fit.restore(of_fit, kept)
         self.cost = self._corrected()
 
-    def wants_drafts(self) -> bool:
+    def wants_drafts(self, prefill_len: int) -> bool:
         """Whether a step with drafts is needed to learn the cost of drafts, because recent steps
-        had none. The caller runs one if its account allows it."""
-        return self._num_unspeculated >= UNSEEN_STEPS
+        had none. The caller runs one if its account allows it.
+
+        prefill_len: tokens of draft prefill in that step. They may cost hundreds of steps, so it
+        waits until PREFILL_SHARE of the time without drafts covers them.
+        """
+        saved_s = PREFILL_SHARE * self._unspeculated_s
+        is_covered = self.cost.draft_prefill_s * prefill_len <= saved_s
+        return self._num_unspeculated >= UNSEEN_STEPS and is_covered
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
@@ -118,6 +126,7 @@ class CostCorrections:
         self._plan_s += (step.plan_s - self._plan_s) / AVERAGED_STEPS
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
+        self._unspeculated_s = 0.0 if is_speculating else self._unspeculated_s + step.total_s
         if step.batch_size > 0 and step.num_prefill_tokens == 0:
             profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
             profile_s += self._profile.host_s + self._profile.draft_host_s * step.num_drafting
