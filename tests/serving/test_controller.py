@@ -36,7 +36,8 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
     for each plan that may draft."""
     decisions = []
     for _ in range(count):
-        decision = made.plan(views, mode_of(made, views))
+        num_prefilling = int(truth.get("num_prefilling", 0))
+        decision = made.plan(views, mode_of(made, views), num_prefilling)
         decisions.append(decision)
         lengths = decision.plan.draft_lens
         num_tokens = len(views) + sum(lengths.values())
@@ -50,6 +51,7 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
         made.observe(
             record(
                 decision,
+                num_prefill_tokens=64 * num_prefilling,
                 num_generated=len(views) + round(truth.get("kept", 1.0) * sum(lengths.values())),
                 drafted={s: k for s, k in lengths.items() if k},
                 plan_s=plan_s,
@@ -63,6 +65,10 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
 
 def reasons(decisions: list[Decision]) -> list[Reason]:
     return [decision.reason for decision in decisions]
+
+
+def num_probes(decisions: list[Decision]) -> int:
+    return reasons(decisions).count(Reason.PROBE)
 
 
 def is_searched(decision: Decision) -> bool:
@@ -83,15 +89,28 @@ def test_a_plan_is_the_planners_where_nobody_objects() -> None:
 
 def test_the_first_steps_and_one_in_a_hundred_are_for_the_reference() -> None:
     """1 % of 1,000 steps, into which some more fit, since a step without drafts is shorter than
-    others; what asked for a policy is left alone."""
-    made, views = controller(), [view(1), view(2, "fixed:2")]
-    found = reasons(run(made, views, 1000))
-    assert found[0] is Reason.PROBE
-    assert 5 <= found.count(Reason.PROBE) <= 20
+    others."""
+    made, views = controller(), [view(1), view(2, "none")]
+    found = run(made, views, 1000)
+    assert found[0].reason is Reason.PROBE
+    assert 5 <= num_probes(found) <= 20
+    assert found[0].plan.draft_lens == {1: 0, 2: 0}
+    assert (found[0].views, found[0].settings.forced) == (views, {1: 0})
+
+
+@pytest.mark.parametrize("accept", [0.001, 0.9])
+def test_there_are_no_probes_beside_prompts(accept: float) -> None:
+    """The guard does not learn from such steps, and chunks take most of their time."""
+    made, views = controller(), [view(1, accept=accept)]
+    assert num_probes(run(made, views, 1200, num_prefilling=1)) == 0
+    assert num_probes(run(made, views, 1)) == 1
+
+
+def test_there_is_no_reference_that_the_guard_cannot_compare() -> None:
+    """A sequence under `fixed:K` drafts in it."""
     made = controller()
-    probing = made.plan(views)
-    assert probing.plan.draft_lens == {1: 0, 2: 2}
-    assert (probing.views, probing.settings.forced) == (views, {1: 0})
+    assert num_probes(run(made, [view(1), view(2, "fixed:2")], 300)) == 0
+    assert num_probes(run(made, [view(1), view(2)], 1)) == 1
 
 
 def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
@@ -104,10 +123,6 @@ def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
     forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})
     assert probing[0].settings == forced
     assert plan(views, COST, forced).draft_lens == {1: PROBE_DRAFT_LEN, 2: 0, 3: 1}
-
-
-def num_probes(decisions: list[Decision]) -> int:
-    return reasons(decisions).count(Reason.PROBE)
 
 
 def test_a_probe_waits_until_the_time_covers_its_draft_prefill() -> None:

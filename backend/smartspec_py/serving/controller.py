@@ -112,9 +112,11 @@ class Controller:
             reason = Reason.GUARD if mode is Mode.GUARD else Reason.PLANNED
             return self._decide(views, undrafted, reason)
         decision = self._decide(views, settings)
+        if num_prefilling:  # a probe would teach nothing: chunks take most of its time
+            return decision
         bucket = len(views), _mean_context_len(views)
         if any(decision.plan.draft_lens[view.sequence] for view in learning):
-            if self._guard.wants_reference(*bucket):
+            if _is_comparable(views) and self._guard.wants_reference(*bucket):
                 return self._decide(views, undrafted, Reason.PROBE)
             return decision
         probed = _probe_view(learning)
@@ -141,10 +143,9 @@ class Controller:
         step = measured(record, self._warm_shapes)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._corrections.observe(step)
-        policies = {view.policy for view in views}
-        if not policies.isdisjoint(COST_POLICIES):
+        if any(view.policy in COST_POLICIES for view in views):
             self._account_for(decision, step)
-        if step.num_prefill_tokens == 0 and policies.issubset(("none", *COST_POLICIES)):
+        if step.num_prefill_tokens == 0 and _is_comparable(views):
             self._guard.observe(step)
 
     def _step_settings(self, num_prefilling: int) -> PlannerSettings:
@@ -221,6 +222,11 @@ def measured(record: StepRecord, warm_shapes: Collection[int]) -> MeasuredStep:
 
 def _mean_context_len(views: Sequence[SequenceView]) -> float:
     return sum([view.context_len for view in views]) / len(views)
+
+
+def _is_comparable(views: Sequence[SequenceView]) -> bool:
+    """Whether the guard compares such steps: those in which it may stop all drafts."""
+    return {view.policy for view in views}.issubset(("none", *COST_POLICIES))
 
 
 def _no_drafts(views: Sequence[SequenceView]) -> dict[SequenceId, int]:
