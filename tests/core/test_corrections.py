@@ -191,6 +191,15 @@ def test_drafts_are_wanted_where_none_were_made_for_long() -> None:
     assert corrections.wants_drafts(0)
 
 
+def test_drafts_of_prompt_lookup_do_not_end_the_wait() -> None:
+    """They have no draft passes."""
+    corrections = CostCorrections(PROFILE)
+    of_lookup = replace(step_of(PROFILE, [3] * 8), draft_rows=(), draft_s=0.0)
+    for _ in range(UNSEEN_STEPS):
+        corrections.observe(of_lookup)
+    assert corrections.wants_drafts(0)
+
+
 @dataclass
 class Outcome:
     """tokens and best_tokens (in the same seconds) of each step."""

@@ -43,7 +43,8 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
         num_tokens = len(views) + sum(lengths.values())
         target_s = COST.target_s(len(views), num_tokens, 100) * truth.get("target", 1.0)
         passes = range(1, max(lengths.values()) + 1)
-        draft_s = sum(COST.draft_s(sum(k >= p for k in lengths.values())) for p in passes)
+        runs = [lengths[v.sequence] for v in views if decision.plan.option(v).has_draft_passes]
+        draft_s = sum(COST.draft_s(sum(k >= p for k in runs)) for p in passes)
         draft_s *= truth.get("draft", 1.0)
         late = [v.options[0].draft_prefill_len for v in views if lengths[v.sequence]]
         draft_s += COST.draft_prefill_s * sum(late)
@@ -134,6 +135,15 @@ def test_a_probe_waits_until_the_time_covers_its_draft_prefill() -> None:
     run(made, views, 1000)
     probing = run(made, [*views, view(2, accept=0.001)], 1)[0]
     assert probing.plan.draft_lens == {1: 0, 2: PROBE_DRAFT_LEN}
+
+
+def test_the_draft_model_is_probed_beside_drafts_of_prompt_lookup() -> None:
+    """They do not show what a draft pass costs. They stay as planned."""
+    made = controller()
+    lookup = DraftOption(6, (0.9,) * 6, has_draft_passes=False)
+    views = [SequenceView(1, 100, 100, "goodput", (lookup,)), view(2, accept=0.001)]
+    probing = [d.plan.draft_lens for d in run(made, views, 700) if d.plan.draft_lens[2]]
+    assert probing == [{1: 6, 2: PROBE_DRAFT_LEN}]
 
 
 def test_a_draft_model_that_is_better_than_its_profile_is_found() -> None:

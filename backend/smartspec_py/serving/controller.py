@@ -2,7 +2,7 @@
 
 At each step, the planner chooses draft lengths with the corrected costs. The guard can disable
 speculation if measurements show that it loses time. Occasional steps are probes. A *probe* runs
-without drafts where the plan has drafts, or with drafts where it has none, to measure the
+without drafts where the plan has drafts, or with draft passes where it has none, to measure the
 difference. Probes, plans that do not pay and trials of the guard share 1 % of the time, see
 `core.account`.
 
@@ -115,17 +115,14 @@ class Controller:
         if num_prefilling:  # a probe would teach nothing: chunks take most of its time
             return decision
         bucket = len(views), _mean_context_len(views)
-        if any(decision.plan.draft_lens[view.sequence] for view in learning):
-            if _is_comparable(views) and self._guard.wants_reference(*bucket):
-                return self._decide(views, undrafted, Reason.PROBE)
-            return decision
-        probed = _probe_view(learning)
-        if probed is None or self._guard.account(*bucket).is_in_debt:
-            return decision
-        if not self._corrections.wants_drafts(probed.options[0].draft_prefill_len):
-            return decision
-        forced = {**undrafted.forced, probed.sequence: PROBE_DRAFT_LEN}
-        return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
+        idle = [view for view in learning if not decision.plan.draft_lens[view.sequence]]
+        if probed := self._draft_probe(idle, bucket):
+            forced = {**_no_drafts(idle), probed.sequence: PROBE_DRAFT_LEN}
+            return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
+        is_drafting = len(idle) < len(learning)
+        if is_drafting and _is_comparable(views) and self._guard.wants_reference(*bucket):
+            return self._decide(views, undrafted, Reason.PROBE)
+        return decision
 
     def plan_failed(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
         """The decision for a step without drafts, after an exception. The planner is not asked, so
@@ -147,6 +144,18 @@ class Controller:
             self._account_for(decision, step)
         if step.num_prefill_tokens == 0 and _is_comparable(views):
             self._guard.observe(step)
+
+    def _draft_probe(
+        self, idle: Sequence[SequenceView], bucket: tuple[int, float]
+    ) -> SequenceView | None:
+        """The sequence that drafts as a probe, if one is due. It comes before references, which
+        are due whenever there is no debt. idle: sequences without planned drafts."""
+        if self._guard.account(*bucket).is_in_debt:
+            return None
+        probed = _probe_view(idle)
+        if probed and self._corrections.wants_drafts(probed.options[0].draft_prefill_len):
+            return probed
+        return None
 
     def _step_settings(self, num_prefilling: int) -> PlannerSettings:
         """The planner's settings for the next step."""

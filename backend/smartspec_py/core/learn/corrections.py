@@ -45,8 +45,8 @@ HOST_SDS = (1.0, 0.02)
 one token. On an H200, the second is estimated at 2 %."""
 
 UNSEEN_STEPS = 500
-"""Number of steps without speculation after which a step with drafts is wanted, to check the cost
-of drafts. In this time several probes are earned, see `core.account`."""
+"""Number of steps without draft passes after which a step with some is wanted, to check their cost.
+In this time several probes are earned, see `core.account`."""
 
 
 FALSE_PROFILE = 0.3
@@ -67,8 +67,8 @@ class CostCorrections:
         self._plan_s = 0.0
         """Mean planning time per step."""
         self._fits = (self._target, self._host, self._draft)
-        self._num_unspeculated = 0
-        self._unspeculated_s = 0.0
+        self._num_undrafted = 0
+        self._undrafted_s = 0.0
         self._errors = [0.0] * 3
         """Decayed means: error of the profile, error after correction, and the weight, which is the
         decayed mean of 1."""
@@ -104,15 +104,15 @@ class CostCorrections:
         self.cost = self._corrected()
 
     def wants_drafts(self, prefill_len: int) -> bool:
-        """Whether a step with drafts is needed to learn the cost of drafts, because recent steps
-        had none. The caller runs one if its account allows it.
+        """Whether a step with draft passes is needed to learn their cost, because recent steps had
+        none. Drafts of prompt lookup do not show it. The caller runs one if its account allows it.
 
         prefill_len: tokens of draft prefill in that step. They may cost hundreds of steps, so it
-        waits until PREFILL_SHARE of the time without drafts covers them.
+        waits until PREFILL_SHARE of the time without draft passes covers them.
         """
-        saved_s = PREFILL_SHARE * self._unspeculated_s
+        saved_s = PREFILL_SHARE * self._undrafted_s
         is_covered = self.cost.draft_prefill_s * prefill_len <= saved_s
-        return self._num_unspeculated >= UNSEEN_STEPS and is_covered
+        return self._num_undrafted >= UNSEEN_STEPS and is_covered
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
@@ -124,9 +124,9 @@ class CostCorrections:
         host_s = self._host.predict(host) + self._plan_s
         whole_s = target_s + draft_s + host_s + step.fixed_draft_s
         self._plan_s += (step.plan_s - self._plan_s) / AVERAGED_STEPS
-        is_speculating = step.is_speculating and step.num_prefill_tokens == 0
-        self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
-        self._unspeculated_s = 0.0 if is_speculating else self._unspeculated_s + step.total_s
+        has_passes = bool(step.draft_rows)
+        self._num_undrafted = 0 if has_passes else self._num_undrafted + 1
+        self._undrafted_s = 0.0 if has_passes else self._undrafted_s + step.total_s
         if step.batch_size > 0 and step.num_prefill_tokens == 0:
             profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
             profile_s += self._profile.host_s + self._profile.draft_host_s * step.num_drafting
