@@ -112,8 +112,8 @@ def simulate(
         seen_s = none_s * size * rng.gauss(1, noise) * (20 if rng.random() < stall_share else 1)
         if is_probe and not run.guard.is_in_trial(batch_size, CONTEXT_LEN):
             account.charge_probe(seen_s)
-        account.earn(seen_s)
         before = run.guard.num_switches
+        run.guard.earn(batch_size, CONTEXT_LEN, seen_s)
         run.guard.observe(step(batch_size, CONTEXT_LEN, tokens, seen_s, is_speculating))
         if run.guard.num_switches != before:
             run.switches.append(i)

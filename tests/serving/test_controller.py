@@ -181,6 +181,17 @@ def test_speculation_that_brings_nothing_is_forbidden_and_tried_again() -> None:
     assert made.num_switches >= 1
 
 
+def test_speculation_is_tried_again_although_each_step_reads_prompts() -> None:
+    """The guard learns nothing from these steps, but they pay for what the trial lost."""
+    made, views = controller(), [view(n) for n in range(4)]
+    found = run(made, views, 250, kept=0.0)
+    assert found[-1].reason is Reason.GUARD
+    later = reasons(run(made, views, 8000, num_prefilling=1))
+    assert later[0] is Reason.GUARD
+    assert later[-1] is Reason.PLANNED
+    assert made.num_switches == 2
+
+
 def num_searched(made: Controller, views: list[SequenceView], count: int, plan_s: float) -> int:
     """Of so many steps, those whose plan might have drafted."""
     return sum(map(is_searched, run(made, views, count, plan_s=plan_s)))

@@ -182,7 +182,7 @@ class Controller:
         elif is_searched and not is_probe:
             pays = step.is_speculating and self._pays(decision)
             account.charge_plan(step.plan_s, step_s, pays)
-        account.earn(step_s)
+        self._guard.earn(*bucket, step_s)
         self._plan_time.observe(step.plan_s if is_searched else None)
 
     def _pays(self, decision: Decision) -> bool:

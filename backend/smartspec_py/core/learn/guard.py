@@ -78,8 +78,8 @@ only while there are few steps."""
 class Guard:
     """`observe` learns from a step. `is_off` says whether the next step may not speculate.
 
-    profile: the profile of the machine, without corrections. The caller accounts for the time of
-    each step, in `account`.
+    profile: the profile of the machine, without corrections. The caller charges to `account` what
+    steps lost, and calls `earn` after each.
     """
 
     def __init__(self, profile: CostModel) -> None:
@@ -90,6 +90,14 @@ class Guard:
     def account(self, batch_size: int, context_len: float) -> LossAccount:
         """The account of the bucket."""
         return self._cell(batch_size, context_len).account
+
+    def earn(self, batch_size: int, context_len: float, step_s: float) -> None:
+        """The step earns, see `LossAccount.earn`. If that ends the debt, a trial ends *off*."""
+        cell = self._cell(batch_size, context_len)
+        cell.account.earn(step_s)
+        if cell.state is State.OFF and not cell.account.is_in_debt:
+            cell.begin_trial()
+            self.num_switches += 1
 
     def is_off(self, batch_size: int, context_len: float) -> bool:
         return self._cell(batch_size, context_len).state is State.OFF
@@ -112,7 +120,7 @@ class Guard:
         was_off = cell.state is State.OFF
         none_s = self._profile.target_s(step.batch_size, step.batch_size, step.context_len)
         cell.observe(step, none_s if none_s > 0.0 else 1.0)
-        self.num_switches += was_off is not (cell.state is State.OFF)
+        self.num_switches += cell.state is State.OFF and not was_off
 
     def _cell(self, batch_size: int, context_len: float) -> _Cell:
         return self._cells.setdefault(_bucket(batch_size, context_len), _Cell())
@@ -182,8 +190,6 @@ class _Cell:
         self.outlier_share += ((spent > longest) - self.outlier_share) / MEMORY
         earned = step.num_generated / step.batch_size
         self.reference.fade(1.0 - 1.0 / MEMORY)
-        if self.state is State.OFF and not self.account.is_in_debt:
-            self._begin_trial()
         self.num_unreferenced = self.num_unreferenced + 1 if step.is_speculating else 0
         if spent > longest and self.outlier_share < OUTLIER_SHARE:
             return
@@ -203,9 +209,9 @@ class _Cell:
         mean, error = _log_ratio(self.window, self.reference)
         self.window = _Evidence()
         if mean + SUSPECT_ERRORS * error < 0.0:
-            self._begin_trial()
+            self.begin_trial()
 
-    def _begin_trial(self) -> None:
+    def begin_trial(self) -> None:
         self.state, self.num_unreferenced = State.TRIAL, 0
         self.next_check = FIRST_CHECK
         self.trial, self.trial_reference = _Evidence(), _Evidence()
