@@ -37,7 +37,8 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
     decisions = []
     for _ in range(count):
         num_prefilling = int(truth.get("num_prefilling", 0))
-        decision = made.plan(views, mode_of(made, views), num_prefilling)
+        mode = mode_of(made, views)
+        decision = made.plan(views, mode, num_prefilling)
         decisions.append(decision)
         lengths = decision.plan.draft_lens
         num_tokens = len(views) + sum(lengths.values())
@@ -48,7 +49,7 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
         draft_s *= truth.get("draft", 1.0)
         late = [v.options[0].draft_prefill_len for v in views if lengths[v.sequence]]
         draft_s += COST.draft_prefill_s * sum(late)
-        plan_s = truth.get("plan_s", 0.0) if is_searched(decision) else 0.0
+        plan_s = 0.0 if mode is Mode.REST else truth.get("plan_s", 0.0)
         made.observe(
             record(
                 decision,
@@ -190,6 +191,19 @@ def test_speculation_is_tried_again_although_each_step_reads_prompts() -> None:
     assert later[0] is Reason.GUARD
     assert later[-1] is Reason.PLANNED
     assert made.num_switches == 2
+
+
+def test_asking_proposers_takes_half_a_percent_where_the_guard_is_off() -> None:
+    """Their acceptance is learned meanwhile. It takes a tenth of a step to ask them."""
+    made, views = controller(), [view(n) for n in range(4)]
+    run(made, views, 250, kept=0.0)
+    modes = []
+    for _ in range(500):
+        modes.append(mode_of(made, views))
+        decision = run(made, views, 1, kept=0.0, plan_s=0.1 * COST.target_s(4, 4, 100))[0]
+        assert decision.reason is Reason.GUARD
+    assert modes.count(Mode.GUARD) == pytest.approx(25 + 10, abs=5)
+    assert modes.count(Mode.REST) == 500 - modes.count(Mode.GUARD)
 
 
 def num_searched(made: Controller, views: list[SequenceView], count: int, plan_s: float) -> int:

@@ -88,11 +88,10 @@ class Controller:
         if not context_lens:
             return Mode.SEARCH
         bucket = len(context_lens), sum(context_lens) / len(context_lens)
-        if self._guard.is_off(*bucket):
-            return Mode.GUARD
-        if must_search or self._guard.account(*bucket).allows_plan:
-            return Mode.SEARCH
-        return Mode.REST
+        is_off, allows_plan = self._guard.is_off(*bucket), self._guard.account(*bucket).allows_plan
+        if is_off:
+            return Mode.GUARD if allows_plan else Mode.REST
+        return Mode.SEARCH if must_search or allows_plan else Mode.REST
 
     def plan(
         self,
@@ -107,14 +106,14 @@ class Controller:
         learning = [view for view in views if view.policy in COST_POLICIES]
         if not learning:
             return self._decide(views, settings)
+        bucket = len(views), _mean_context_len(views)
         undrafted = replace(settings, forced=_no_drafts(learning))
         if mode is not Mode.SEARCH:
-            reason = Reason.GUARD if mode is Mode.GUARD else Reason.PLANNED
-            return self._decide(views, undrafted, reason)
+            is_off = mode is Mode.GUARD or self._guard.is_off(*bucket)
+            return self._decide(views, undrafted, Reason.GUARD if is_off else Reason.PLANNED)
         decision = self._decide(views, settings)
         if num_prefilling:  # a probe would teach nothing: chunks take most of its time
             return decision
-        bucket = len(views), _mean_context_len(views)
         idle = [view for view in learning if not decision.plan.draft_lens[view.sequence]]
         if probed := self._draft_probe(idle, bucket):
             forced = {**_no_drafts(idle), probed.sequence: PROBE_DRAFT_LEN}
@@ -179,8 +178,8 @@ class Controller:
         step_s = step.total_s - step.plan_s
         if is_probe and not self._guard.is_in_trial(*bucket):
             account.charge_probe(step_s)
-        elif is_searched and not is_probe:
-            pays = step.is_speculating and self._pays(decision)
+        elif decision.reason is Reason.GUARD or (is_searched and not is_probe):
+            pays = step.is_speculating and is_searched and self._pays(decision)
             account.charge_plan(step.plan_s, step_s, pays)
         self._guard.earn(*bucket, step_s)
         self._plan_time.observe(step.plan_s if is_searched else None)

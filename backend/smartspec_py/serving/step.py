@@ -20,8 +20,8 @@ class Mode(Enum):
     """How a step decides the draft lengths of policies that use the cost model."""
 
     SEARCH = auto()  # the planner chooses
-    REST = auto()  # no drafts: recent plans cost more time than they gained
-    GUARD = auto()  # no drafts: by measurement, speculation loses time
+    REST = auto()  # no drafts, and no proposer is asked: this cost more time than it gained
+    GUARD = auto()  # no drafts: by measurement, they lose time. Acceptance is learned meanwhile
 
 
 class Reason(StrEnum):
