@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from harness import COST, LoopHarness, record
 
+from smartspec_py.constants import GRAMMAR
 from smartspec_py.core.cost import PassTable
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, SequenceView
@@ -28,7 +29,8 @@ def controller() -> Controller:
 
 def mode_of(made: Controller, views: list[SequenceView]) -> Mode:
     has_target = any(one.slo_s_per_token is not None for one in views)
-    return made.mode([one.context_len for one in views], has_target)
+    has_forced = any(one.options[0].proposer == GRAMMAR for one in views)
+    return made.mode([one.context_len for one in views], has_target, has_forced)
 
 
 def run(made: Controller, views: list[SequenceView], count: int, **truth: float) -> list[Decision]:
@@ -204,6 +206,26 @@ def test_asking_proposers_takes_half_a_percent_where_the_guard_is_off() -> None:
         assert decision.reason is Reason.GUARD
     assert modes.count(Mode.GUARD) == pytest.approx(25 + 10, abs=5)
     assert modes.count(Mode.REST) == 500 - modes.count(Mode.GUARD)
+
+
+def test_forced_tokens_are_drafted_where_the_guard_is_off() -> None:
+    """They are accepted in any case, and so tell nothing about other drafts. Asking is not limited,
+    although it takes a tenth of a step."""
+    made, views = controller(), [view(n) for n in range(4)]
+    run(made, views, 250, kept=0.0)
+    forced = DraftOption(3, (0.98,) * 3, has_draft_passes=False, proposer=GRAMMAR)
+    views[0] = replace(views[0], options=(forced,))
+    for decision in run(made, views, 200, plan_s=0.1 * COST.target_s(4, 4, 100)):
+        assert decision.reason is Reason.GUARD
+        assert decision.plan.draft_lens == {0: 3, 1: 0, 2: 0, 3: 0}
+
+
+def test_the_guard_is_stronger_than_a_latency_target() -> None:
+    """Where drafts lose time, they do not help to meet it."""
+    made, views = controller(), [view(n) for n in range(4)]
+    run(made, views, 250, kept=0.0)
+    hurried = [replace(one, slo_s_per_token=0.005) for one in views]
+    assert set(reasons(run(made, hurried, 200, kept=0.0))) == {Reason.GUARD}
 
 
 def num_searched(made: Controller, views: list[SequenceView], count: int, plan_s: float) -> int:

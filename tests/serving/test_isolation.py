@@ -111,7 +111,8 @@ CALLS: list[tuple[Any, str]] = [
 SHARED_CALLS: list[tuple[Any, str]] = [
     (AcceptanceTracker, "observe"),
     (AcceptanceTracker, "accept_probs"),
-    (Speculation, "must_search"),
+    (Speculation, "has_target"),
+    (Speculation, "has_forced"),
     (Speculation, "views"),
     (Speculation, "propose"),
     (Controller, "mode"),

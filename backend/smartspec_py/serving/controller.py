@@ -1,10 +1,10 @@
 """Decides draft lengths while serving: the planner, the guard, probes, and their learning.
 
 At each step, the planner chooses draft lengths with the corrected costs. The guard can disable
-speculation if measurements show that it loses time. Occasional steps are probes. A *probe* runs
-without drafts where the plan has drafts, or with draft passes where it has none, to measure the
-difference. Probes, plans that do not pay and trials of the guard share 1 % of the time, see
-`core.account`.
+speculation if measurements show that it loses time; then only tokens that a grammar forces are
+drafted. Occasional steps are probes. A *probe* runs without drafts where the plan has drafts, or
+with draft passes where it has none, to measure the difference. Probes, plans that do not pay and
+trials of the guard share 1 % of the time, see `core.account`.
 
 Guard and probes do not affect sequences with the policies `none` and `fixed:K`.
 """
@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from smartspec_py.constants import GRAMMAR
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.learn.acceptance import INITIAL_MEAN
 from smartspec_py.core.learn.corrections import CostCorrections
@@ -80,18 +81,21 @@ class Controller:
         another profile."""
         self._corrections.restore(state["corrections"], kept)
 
-    def mode(self, context_lens: Sequence[int], must_search: bool) -> Mode:
+    def mode(
+        self, context_lens: Sequence[int], has_target: bool = False, has_forced: bool = False
+    ) -> Mode:
         """How the next step decides. It does not depend on what can be drafted.
 
-        context_lens: of the decoding sequences. must_search: see `Speculation.must_search`.
+        context_lens: of the decoding sequences. has_target, has_forced: whether any of them has a
+        latency target, or forced tokens.
         """
         if not context_lens:
             return Mode.SEARCH
         bucket = len(context_lens), sum(context_lens) / len(context_lens)
-        is_off, allows_plan = self._guard.is_off(*bucket), self._guard.account(*bucket).allows_plan
-        if is_off:
-            return Mode.GUARD if allows_plan else Mode.REST
-        return Mode.SEARCH if must_search or allows_plan else Mode.REST
+        is_due = has_forced or self._guard.account(*bucket).allows_plan
+        if self._guard.is_off(*bucket):
+            return Mode.GUARD if is_due else Mode.REST
+        return Mode.SEARCH if has_target or is_due else Mode.REST
 
     def plan(
         self,
@@ -107,10 +111,11 @@ class Controller:
         if not learning:
             return self._decide(views, settings)
         bucket = len(views), _mean_context_len(views)
-        undrafted = replace(settings, forced=_no_drafts(learning))
         if mode is not Mode.SEARCH:
             is_off = mode is Mode.GUARD or self._guard.is_off(*bucket)
-            return self._decide(views, undrafted, Reason.GUARD if is_off else Reason.PLANNED)
+            kept = _no_drafts([view for view in learning if not _has_forced_tokens(view)])
+            reason = Reason.GUARD if is_off else Reason.PLANNED
+            return self._decide(views, replace(settings, forced=kept), reason)
         decision = self._decide(views, settings)
         if num_prefilling:  # a probe would teach nothing: chunks take most of its time
             return decision
@@ -120,7 +125,8 @@ class Controller:
             return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
         is_drafting = len(idle) < len(learning)
         if is_drafting and _is_comparable(views) and self._guard.wants_reference(*bucket):
-            return self._decide(views, undrafted, Reason.PROBE)
+            forced = _no_drafts(learning)
+            return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
         return decision
 
     def plan_failed(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
@@ -179,7 +185,7 @@ class Controller:
         if is_probe and not self._guard.is_in_trial(*bucket):
             account.charge_probe(step_s)
         elif decision.reason is Reason.GUARD or (is_searched and not is_probe):
-            pays = step.is_speculating and is_searched and self._pays(decision)
+            pays = step.is_speculating and self._pays(decision)
             account.charge_plan(step.plan_s, step_s, pays)
         self._guard.earn(*bucket, step_s)
         self._plan_time.observe(step.plan_s if is_searched else None)
@@ -235,6 +241,11 @@ def _mean_context_len(views: Sequence[SequenceView]) -> float:
 def _is_comparable(views: Sequence[SequenceView]) -> bool:
     """Whether the guard compares such steps: those in which it may stop all drafts."""
     return {view.policy for view in views}.issubset(("none", *COST_POLICIES))
+
+
+def _has_forced_tokens(view: SequenceView) -> bool:
+    """Whether a grammar forces its next tokens. Such drafts are nearly always accepted."""
+    return any(one.proposer == GRAMMAR and one.max_draft_len > 0 for one in view.options)
 
 
 def _no_drafts(views: Sequence[SequenceView]) -> dict[SequenceId, int]:

@@ -194,7 +194,8 @@ class StepLoop:
         speculation, controller = self._speculation, self.controller
         try:
             context_lens = [len(request.tokens) for request in ready]
-            mode = controller.mode(context_lens, speculation.must_search(ready))
+            has_target, has_forced = speculation.has_target(ready), speculation.has_forced(ready)
+            mode = controller.mode(context_lens, has_target, has_forced)
             limits = self.lifecycle.cache.draft_room(ready, self._batcher.live.values())
             views = speculation.views(ready, limits, watch.start_s, mode)
             watch.mark("views_s")

@@ -31,15 +31,15 @@ class Speculation:
         """proposers: in the order of `Request.proposers`."""
         self._sources = {name: Source(name, proposer) for name, proposer in proposers.items()}
 
-    def must_search(self, requests: Sequence[Request]) -> bool:
-        """Whether the next step has to look for drafts: to meet a latency target, or because a
-        grammar forces tokens, which are nearly always accepted."""
-        return any(
-            request.slo_s_per_token is not None
-            or (request.grammar is not None and bool(request.grammar.forced(request.tokens)))
-            for request in requests
-            if request.policy in COST_POLICIES and request.proposers
-        )
+    def has_target(self, requests: Sequence[Request]) -> bool:
+        """Whether drafts can help to meet a latency target."""
+        able = [r for r in requests if r.policy in COST_POLICIES and r.proposers]
+        return any(request.slo_s_per_token is not None for request in able)
+
+    def has_forced(self, requests: Sequence[Request]) -> bool:
+        """Whether a grammar forces tokens, which are nearly always accepted as drafts."""
+        able = [r for r in requests if r.policy in COST_POLICIES and r.proposers]
+        return any(r.grammar is not None and bool(r.grammar.forced(r.tokens)) for r in able)
 
     def views(
         self,

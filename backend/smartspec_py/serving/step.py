@@ -21,7 +21,7 @@ class Mode(Enum):
 
     SEARCH = auto()  # the planner chooses
     REST = auto()  # no drafts, and no proposer is asked: this cost more time than it gained
-    GUARD = auto()  # no drafts: by measurement, they lose time. Acceptance is learned meanwhile
+    GUARD = auto()  # no drafts but forced tokens: by measurement, they lose. Acceptance is learned
 
 
 class Reason(StrEnum):

@@ -19,8 +19,8 @@ A bucket has three states:
               drafts, because the speed of the machine may have changed. The result is checked
               after 32, 64, 128, .. speculating steps. OFF_ERRORS below BAR: off. SUSPECT_ERRORS
               above: watch.
-    off       No speculation until the time that the trial lost is earned, see `core.account`.
-              Then a trial starts.
+    off       No drafts but tokens that a grammar forces, until the time that the trial lost is
+              earned, see `core.account`. Then a trial starts.
 
 False alarms: a trial has at most 11 checks, each with more evidence. If speculation is exactly as
 fast as BAR, less than 2 % of trials disable it. These rates assume that steps vary independently.
@@ -200,7 +200,7 @@ class _Cell:
             self.trial.add(earned, spent)
             if self.trial.num >= self.next_check and self.trial_reference.num:
                 self._check_trial(none_s)
-        else:
+        elif self.state is State.WATCH:  # while off, only forced tokens are drafted
             self.window.add(earned, spent)
             if self.window.num >= WINDOW and self.reference.num:
                 self._check_window()
