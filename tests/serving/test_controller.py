@@ -189,7 +189,7 @@ def test_speculation_is_tried_again_although_each_step_reads_prompts() -> None:
     made, views = controller(), [view(n) for n in range(4)]
     found = run(made, views, 250, kept=0.0)
     assert found[-1].reason is Reason.GUARD
-    later = reasons(run(made, views, 8000, num_prefilling=1))
+    later = reasons(run(made, views, 3000, num_prefilling=1))
     assert later[0] is Reason.GUARD
     assert later[-1] is Reason.PLANNED
     assert made.num_switches == 2
