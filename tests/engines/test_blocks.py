@@ -207,6 +207,7 @@ def test_only_what_was_read_as_a_prompt_is_reused() -> None:
     [
         ({"reuses_prefixes": False}, {}, {}),
         ({}, {}, {"reuses_prefix": False}),
+        ({}, {"reuses_prefix": False}, {}),
         ({}, {"adapter": "one"}, {"adapter": "two"}),
     ],
 )
@@ -216,6 +217,8 @@ def test_what_is_not_reused(
     keys = Keys(**of_pool)
     keys.fill(1, LONG, **of_first)
     assert keys.begin(2, LONG, **of_second).num_cached == 0
+    assert keys.pool.find_more(2) == 0
+    keys.pool.release(1)
     assert keys.pool.find_more(2) == 0
 
 

@@ -196,11 +196,13 @@ def test_a_memory_holds_no_rejected_drafts() -> None:
     assert proposer.propose([task]) == fresh.propose([task])
 
 
-@pytest.mark.parametrize("reuses_prefix", [True, False])
-def test_a_request_may_keep_from_what_the_draft_read_before(reuses_prefix: bool) -> None:
+@pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+def test_the_draft_model_shares_only_between_requests_that_allow_it(
+    first: bool, second: bool
+) -> None:
     proposer = make_proposer("llama")
     tokens = list(range(3, 23))
-    proposer.propose([DraftTask(SequenceStart(1, tokens, 20, GREEDY), 3)])
+    proposer.propose([DraftTask(SequenceStart(1, tokens, 20, GREEDY, reuses_prefix=first), 3)])
     proposer.release(1)
     lengths = []
     forward = proposer.runner.forward
@@ -210,7 +212,5 @@ def test_a_request_may_keep_from_what_the_draft_read_before(reuses_prefix: bool)
         return forward(inputs, token_ids)
 
     proposer.runner.forward = counted  # type: ignore[method-assign]
-    proposer.propose(
-        [DraftTask(SequenceStart(2, tokens, 20, GREEDY, reuses_prefix=reuses_prefix), 3)]
-    )
-    assert lengths == ([1, 1, 1] if reuses_prefix else [19, 1, 1, 1])
+    proposer.propose([DraftTask(SequenceStart(2, tokens, 20, GREEDY, reuses_prefix=second), 3)])
+    assert lengths == ([1, 1, 1] if first and second else [19, 1, 1, 1])

@@ -188,6 +188,14 @@ def test_a_prompt_waits_for_one_that_begins_the_same() -> None:
     assert chunks(6) == [(1, 5), (2, 1)], "what comes next differs"
 
 
+def test_a_prompt_does_not_wait_for_one_that_shares_nothing() -> None:
+    made = Batcher(2, 24, 1000, block_len=4)
+    made.add(make_request(1, 12, reuses_prefix=False))
+    made.add(make_request(2, 12))
+    admit_all(made)
+    assert read_step(made) == [(1, 0, 12, True), (2, 0, 12, True)]
+
+
 def test_a_long_prompt_is_read_beside_any_number_of_short_ones() -> None:
     """A prompt of 4 tokens arrives at each step, and has half of the budget of 8. The oldest of 40
     has the other half: it is read in 10 steps."""

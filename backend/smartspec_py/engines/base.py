@@ -184,10 +184,10 @@ class Grammar(Protocol):
 class SequenceStart(NamedTuple):
     """What a target or a proposer must know of a sequence to begin it.
 
-    tokens: all known ones; the first num_prompt are its prompt. reuses_prefix: whether it may use
-    cached tokens of other sequences, if they have the same adapter. grammar: of its text, with
-    `SamplingParams.is_guided`. adapter: one of `TargetCapabilities.adapters`, or empty. host_time:
-    where its work beside passes is measured; None if nobody reads it.
+    tokens: all known ones; the first num_prompt are its prompt. reuses_prefix: whether it and
+    other sequences of the same adapter may use each other's cached tokens. grammar: of its text,
+    with `SamplingParams.is_guided`. adapter: one of `TargetCapabilities.adapters`, or empty.
+    host_time: where its work beside passes is measured; None if nobody reads it.
     """
 
     sequence: SequenceId

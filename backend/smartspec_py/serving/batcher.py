@@ -145,7 +145,8 @@ class Batcher:
             return False
         head = request.tokens[:end]
         return end < request.num_prompt and any(
-            other.num_computed_tokens < end <= other.num_prompt
+            other.reuses_prefix
+            and other.num_computed_tokens < end <= other.num_prompt
             and other.adapter == request.adapter
             and other.tokens[:end] == head
             for other in map(self.live.__getitem__, sequences)

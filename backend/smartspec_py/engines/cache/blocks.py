@@ -68,9 +68,9 @@ class Table:
     """The blocks of a sequence.
 
     row: a number below `num_rows` that no other sequence has. tokens: of the sequence, a list that
-    only grows; keys of the first num_shared may be shared; empty if none may.
-    num_reused: how many of them may come from other sequences. num_cached: how many of them the
-    blocks hold. nodes: of its first blocks, those in the tree.
+    only grows; empty if no keys may be shared. num_shared: how many of them may come from other
+    sequences, and go to others. num_cached: how many of them the blocks hold. nodes: of its first
+    blocks, those in the tree.
     """
 
     row: int
@@ -78,7 +78,6 @@ class Table:
     tokens: Sequence[int]
     num_shared: int
     adapter: str
-    num_reused: int = 0
     num_blocks: int = 0
     num_cached: int = 0
     nodes: list[_Node] = field(default_factory=list)
@@ -167,11 +166,12 @@ class BlockPool:
         num_again: int = 0,
     ) -> Table:
         """A table for a sequence with these tokens. It begins with the longest cached prefix of the
-        first num_shared, except for the last token, and for num_again tokens before it. From now
-        on, the caller may only append to `tokens`."""
+        first num_shared, except for the last token, and for num_again tokens before it.
+        Without reuses_prefix, others do not use its blocks either. From now on, the caller may only
+        append to `tokens`."""
         assert sequence not in self.tables, f"sequence {sequence} already has a table"
         blocks = np.zeros(self._per_table, np.int32)
-        table = Table(-1, blocks, tokens, num_shared, adapter, num_shared if reuses_prefix else 0)
+        table = Table(-1, blocks, tokens, num_shared if reuses_prefix else 0, adapter)
         nodes, partial, num = self._find(table)
         self._begin(table, nodes, partial, max(0, num - num_again))
         table.row = int(blocks[0]) if self._per_table == 1 else heappop(self._rows)
@@ -180,7 +180,7 @@ class BlockPool:
 
     def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str = "") -> int:
         """The tokens in blocks of other sequences that a sequence with these tokens would use."""
-        table = Table(-1, np.zeros(0, np.int32), tokens, num_prompt, adapter, num_prompt)
+        table = Table(-1, np.zeros(0, np.int32), tokens, num_prompt, adapter)
         nodes, _, _ = self._find(table)
         return self.block_len * sum(node.num_users > 0 for node in nodes)
 
@@ -256,7 +256,7 @@ class BlockPool:
     def _find(self, table: Table) -> tuple[list[_Node], _Node | None, int]:
         """The nodes of the longest cached prefix; a node of which only the first tokens are common;
         and the length of the prefix."""
-        most = min(table.num_reused, len(table.tokens) - 1)
+        most = min(table.num_shared, len(table.tokens) - 1)
         if not self._reuses_prefixes or most < MIN_REUSED:
             return [], None, 0
         for other in self.tables.values():
