@@ -12,7 +12,9 @@ from step_driver import GREEDY, prompts
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.base import Prefill, SequenceStart, Verify
+from smartspec_py.engines.cache.blocks import OutOfBlocksError
 from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.drafts.guarded import GuardedProposer
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 
@@ -44,6 +46,35 @@ def test_a_long_draft_prefill_gives_the_same_drafts() -> None:
     expected = fresh.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)])
     assert len(expected[0].tokens) == 4
     assert stale.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)]) == expected
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failed_pass_leaves_no_keys_that_were_not_computed(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass reads the missed tokens, the second one drafts. Each task is then tried alone,
+    and a later sequence takes over what they have read."""
+    calls = 0
+    forward = PyTorchRunner.forward
+
+    def failing_once(self: PyTorchRunner, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1 + failing:
+            raise OutOfBlocksError
+        return forward(self, *arguments)
+
+    shared = [(7 * i) % 90 for i in range(30)]
+    tasks = [DraftTask(SequenceStart(i, [*shared, i, 5], 32, GREEDY), 3) for i in range(3)]
+    expected = make_proposer("llama", reuses_prefixes=False).propose(tasks)
+    proposer = make_proposer("llama")
+    monkeypatch.setattr(PyTorchRunner, "forward", failing_once)
+    guarded = GuardedProposer("draft_model", proposer)
+    assert guarded.propose(tasks[:2]) == expected[:2]
+    for sequence in range(2):
+        guarded.release(sequence)
+    assert guarded.propose(tasks[2:]) == expected[2:]
+    assert proposer._sequences[2].table.num_cached > 30
 
 
 def test_the_draft_stops_at_the_end_token() -> None:

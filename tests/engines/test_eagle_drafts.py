@@ -18,6 +18,7 @@ from step_driver import GREEDY
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, Prefill, SequenceStart
+from smartspec_py.engines.cache.blocks import OutOfBlocksError
 from smartspec_py.engines.drafts.eagle import proposer as eagle_proposer
 from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
 from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
@@ -152,6 +153,34 @@ def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (proposer.draft_prefill_len(0, 16), proposer.num_cached(0, 16)) == (0, 0), (
         "nothing is cached"
     )
+
+
+def test_a_pass_that_fails_leaves_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its states are lost, so the head begins at the next token, and shares nothing."""
+    driver = driver_of(tmp_path)
+    target, proposer, forward = driver.target, driver.proposer, EagleRunner.forward
+    driver.begin(0, list(range(3, 15)))
+    tokens = driver.tokens[0]
+
+    def propose() -> list[int]:
+        (draft,) = proposer.propose([DraftTask(SequenceStart(0, tokens, 12, GREEDY), 3)])
+        return list(draft.tokens)
+
+    def fails(*_: Any) -> Any:
+        raise OutOfBlocksError
+
+    for is_failing, work in ((True, Prefill(0, tuple(tokens), 0, True)), (False, Decode(0, 1))):
+        (event,) = poll(target, work)
+        proposer.observe(0, 0, event.hidden)
+        tokens += event.tokens
+        monkeypatch.setattr(EagleRunner, "forward", fails if is_failing else forward)
+        if is_failing:
+            with pytest.raises(OutOfBlocksError):
+                propose()
+    driver.first[0] = 13
+    assert propose() == driver.expected(0, 3)
+    proposer.release(0)
+    assert proposer.pool.num_used == 0, "keys of a text without its beginning"
 
 
 def test_states_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

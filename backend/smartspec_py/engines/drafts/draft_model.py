@@ -7,7 +7,7 @@ missed (`draft_prefill_len`) are prefilled first, in chunks; the planner charges
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,16 +131,14 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
     def _prefill(self, tasks: Sequence[DraftTask]) -> None:
         """Prefill all until they lack at most SHORT_PREFILL tokens; many sequences per pass."""
         while behind := [task for task in tasks if self._prefill_len(task) > SHORT_PREFILL]:
-            inputs, left = [], DRAFT_PREFILL_CHUNK
+            inputs, left = dict[SequenceId, RowInput](), DRAFT_PREFILL_CHUNK
             for task in behind:
-                state = self._sequences[task.sequence]
-                num_read = state.table.num_cached
+                num_read = self._sequences[task.sequence].table.num_cached
                 chunk = task.tokens[num_read : min(num_read + left, len(task.tokens) - 1)]
                 if chunk:
-                    inputs.append(self._input(task, chunk, 0, num_prompt=len(chunk)))
-                    state.table.num_cached = state.num_valid = num_read + len(chunk)
+                    inputs[task.sequence] = self._input(task, chunk, 0, num_prompt=len(chunk))
                     left -= len(chunk)
-            self.runner.forward(inputs)
+            self._forward(inputs)
 
     def _prefill_len(self, task: DraftTask) -> int:
         return len(task.tokens) - 1 - self._sequences[task.sequence].table.num_cached
@@ -168,16 +166,25 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
     ) -> PassOutput:
         """Process what is not read yet: known tokens, and then drafted ones. last: the last draft
         of each, if it is only on the device."""
-        inputs = []
+        inputs = {}
         for each in growing:
-            state = self._sequences[each.task.sequence]
-            tokens = each.next_tokens or each.task.tokens[state.table.num_cached :]
-            read = self._input(each.task, tokens, each.num_logits, tree=each.tree)
-            num_read = read.position + len(tokens)
+            sequence = each.task.sequence
+            num_cached = self._sequences[sequence].table.num_cached
+            tokens = each.next_tokens or each.task.tokens[num_cached:]
+            inputs[sequence] = self._input(each.task, tokens, each.num_logits, tree=each.tree)
+        return self._forward(inputs, last)
+
+    def _forward(
+        self, inputs: Mapping[SequenceId, RowInput], last: torch.Tensor | None = None
+    ) -> PassOutput:
+        """Run a pass. Its keys count as cached when it has not failed, and only those of a chain:
+        each pass of a tree reads again what it needs of the tree."""
+        output = self.runner.forward([*inputs.values()], last)
+        for sequence, read in inputs.items():
+            state, num_read = self._sequences[sequence], read.position + len(read.tokens)
             state.num_valid = min(num_read, state.num_known)
-            state.table.num_cached = num_read if each.keeps_keys else state.num_valid
-            inputs.append(read)
-        return self.runner.forward(inputs, last)
+            state.table.num_cached = state.num_valid if read.tree else num_read
+        return output
 
     def _input(
         self, task: DraftTask, tokens: Sequence[int], num_logits: int, **more: Any

@@ -32,11 +32,10 @@ class GrowingDraft(Protocol):
 
     next_tokens: drafted ones that the next pass reads; none before the first pass, which reads
         known tokens. tree: of these tokens; None for a chain. num_logits: of the next pass, for the
-        last tokens that it reads. keeps_keys: whether later passes use the keys of drafted tokens.
+        last tokens that it reads.
     """
 
     task: DraftTask
-    keeps_keys: ClassVar[bool]
 
     @property
     def next_tokens(self) -> Sequence[int]: ...
@@ -68,7 +67,6 @@ class DraftGroup(Protocol):
 class GrowingChain:
     """See `GrowingDraft`. history: the tokens before it; None if sampling does not need them."""
 
-    keeps_keys: ClassVar[bool] = True
     num_logits: ClassVar[int] = 1
     tree: ClassVar[None] = None
 
@@ -128,8 +126,6 @@ class GrowingTree:
 
     first: the first node of the last depth. draft: once the tree is complete.
     """
-
-    keeps_keys: ClassVar[bool] = False
 
     task: DraftTask
     history: TokenHistory | None = None
