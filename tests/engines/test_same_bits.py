@@ -184,7 +184,7 @@ class RandomRun:
                 self.target.submit(work)
                 self._check(work, self.target.poll(0))
                 check_cache(self.target)
-                self.most_shared = max(self.most_shared, self.target.num_shared_tokens)
+                self.most_shared = max(self.most_shared, self.target.num_shared_tokens())
 
     def _change(self) -> None:
         """Admit, preempt or cancel."""

@@ -7,17 +7,23 @@ find 16 more each, or as many as they may still come to hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 from harness import LoopHarness
 
 from smartspec_py.constants import PRIORITY_WORTH_S
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.base import SharesNothing
+from smartspec_py.engines.base import SequenceStart, SharesNothing
+from smartspec_py.engines.cache.blocks import BlockPool
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
+from smartspec_py.serving.batcher import Batcher
+from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.lifecycle import Lifecycle
 from smartspec_py.serving.request import ErrorCode, Request, RequestError, RequestState
+from smartspec_py.serving.speculation import Speculation
 
 
 class Drafts:
@@ -254,6 +260,85 @@ def test_a_larger_newcomer_preempts_as_many_as_it_takes_or_none() -> None:
         counts = [request.num_preemptions for request in harness.requests.values()]
         assert counts[:3] == [0, 1, 1]
     assert harness.drain() == [FinishReason.LENGTH] * 5
+
+
+class Blocks(SharesNothing):
+    """The cache of a target with blocks of four tokens."""
+
+    def __init__(self) -> None:
+        self.pool = BlockPool(40, 4, 4, max_len=40, copy=lambda *_: None)
+
+    def begin(self, start: SequenceStart) -> int:
+        table = self.pool.allocate(start.sequence, start.tokens, start.num_prompt)
+        self.pool.extend(table, len(start.tokens))
+        table.num_cached = len(start.tokens)
+        return 0
+
+    def num_common(self, *arguments: Any) -> int:
+        return self.pool.num_common(*arguments)
+
+    def num_shared_tokens(self, gone: Collection[int] = ()) -> int:
+        return 4 * self.pool.num_shared_without(gone)
+
+    def release(self, sequence: int) -> None:
+        self.pool.release(sequence)
+
+
+def alike(number: int, head: int = 0, priority: int = 0) -> Request:
+    """Sixteen tokens, and one to write: five blocks. Three are those of others with this head."""
+    request = live_one(number, 16, remaining=1, priority=priority)
+    request.tokens[:] = [*[head] * 12, *[number] * 4]
+    return request
+
+
+@pytest.mark.parametrize(
+    ("live", "preempted", "head", "needed"),
+    [
+        ([1, 2, 3], [], 9, 4 * 20 - 24),
+        ([1, 2], [3], 9, 3 * 20 - 12),
+        ([1], [3, 2], 9, 2 * 20),
+        ([1], [3, 2], 0, 2 * 20 - 12),
+        ([], [3, 2, 1], 0, 20),
+        ([], [3, 2, 1], 9, 20),
+    ],
+)
+def test_what_is_shared_with_the_preempted_is_no_room(
+    live: list[int], preempted: list[int], head: int, needed: int
+) -> None:
+    """The newcomer has the head of the others, 0, or another one. What `fits` says before the
+    preemption is what it says after it."""
+    target, requests = Blocks(), {number: alike(number) for number in (1, 2, 3)}
+    for request in requests.values():
+        target.begin(request.start)
+    of_live, gone = ([requests[number] for number in some] for some in (live, preempted))
+    for capacity in (needed - 1, needed):
+        found = CacheLedger(CacheBudget(capacity, 1, 0, 4), Drafts(), target)
+        assert found.fits(of_live, alike(4, head), gone) is (capacity >= needed)
+    for request in gone:
+        target.release(request.sequence)
+    assert found.fits(of_live, alike(4, head))
+
+
+@pytest.mark.parametrize(("capacity", "num_preempted"), [(39, 0), (40, 1)])
+def test_nobody_is_preempted_in_vain(capacity: int, num_preempted: int) -> None:
+    """Two share three blocks and need 28. With the newcomer instead of one of them, it is 40."""
+    target, batcher = Blocks(), Batcher(4, 64, 64, 4)
+    speculation, inbox = Speculation({}), Inbox(10)
+    budget = CacheBudget(capacity, 1, 0, 4)
+    lifecycle = Lifecycle(
+        target,  # type: ignore[arg-type]
+        speculation,
+        batcher,
+        budget,
+        inbox,
+        lambda _: None,
+        lambda: 0.0,
+    )
+    for request in (alike(1, priority=1), alike(2), alike(3, head=9, priority=1)):
+        batcher.add(request)
+        lifecycle.admit()
+    assert lifecycle.num_preemptions == num_preempted
+    assert [*batcher.live] == ([1, 3] if num_preempted else [1, 2])
 
 
 def test_a_deadline_ends_a_request_with_its_text_or_with_an_error() -> None:

@@ -225,13 +225,20 @@ class Target(Protocol):
         number that are cached now, as `begin`; None if it is the same."""
         ...
 
-    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str) -> int:
-        """Tokens in the cache that a new sequence would use together with those that run."""
+    def num_common(
+        self,
+        tokens: Sequence[int],
+        num_prompt: int,
+        adapter: str,
+        gone: Collection[SequenceId] = (),
+    ) -> int:
+        """Tokens in the cache that a new sequence would use together with those that run, without
+        those of `gone`."""
         ...
 
-    @property
-    def num_shared_tokens(self) -> int:
-        """Tokens by which the cache would be fuller if no two sequences shared any."""
+    def num_shared_tokens(self, gone: Collection[SequenceId] = ()) -> int:
+        """Tokens by which the cache would be fuller if no two sequences shared any, of all
+        sequences but those of `gone`."""
         ...
 
     def submit(self, work: Sequence[Work]) -> None: ...
@@ -253,10 +260,17 @@ class SharesNothing:
     def find_more(self, sequence: SequenceId) -> int | None:
         return None
 
-    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str) -> int:
+    def num_common(
+        self,
+        tokens: Sequence[int],
+        num_prompt: int,
+        adapter: str,
+        gone: Collection[SequenceId] = (),
+    ) -> int:
         return 0
 
-    num_shared_tokens = 0
+    def num_shared_tokens(self, gone: Collection[SequenceId] = ()) -> int:
+        return 0
 
 
 class Profilable(Protocol):

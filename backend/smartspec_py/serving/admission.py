@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Target
 from smartspec_py.serving.request import Request, RequestState
 from smartspec_py.serving.speculation import Speculation
@@ -71,15 +72,19 @@ class CacheLedger:
         """Used bytes, including the next token of each request."""
         return self._target_used(live := list(live)) + sum(map(self._draft_need, live))
 
-    def fits(self, live: Iterable[Request], newcomer: Request) -> bool:
+    def fits(
+        self, live: Iterable[Request], newcomer: Request, preempted: Iterable[Request] = ()
+    ) -> bool:
         """Whether a new request fits with the live requests, with headroom for all.
 
-        Draft caches are ignored, since they can be dropped.
+        Draft caches are ignored, since they can be dropped. preempted: requests that would be
+        preempted for it; they are not in `live`.
         """
-        shared = self._target.num_shared_tokens
+        gone = [request.sequence for request in preempted]
+        shared = self._target.num_shared_tokens(gone)
         num_tokens = sum(map(self._with_headroom, (*live, newcomer))) - shared
         excess = num_tokens * self.budget.target_bytes - self.budget.capacity
-        return excess <= 0 or excess <= self.budget.target_bytes * self._num_common(newcomer)
+        return excess <= 0 or excess <= self.budget.target_bytes * self._num_common(newcomer, gone)
 
     def draft_room(self, ready: Sequence[Request], live: Collection[Request]) -> dict[int, int]:
         """Most tokens that each ready request may draft: an equal share of the remaining memory.
@@ -121,7 +126,7 @@ class CacheLedger:
         return max(0, min(request.max_draft_len, (share - entry) // each))
 
     def _target_used(self, live: Iterable[Request]) -> int:
-        shared = self._target.num_shared_tokens * self.budget.target_bytes
+        shared = self._target.num_shared_tokens() * self.budget.target_bytes
         return sum(map(self._target_need, live)) - shared
 
     def _target_need(self, request: Request) -> int:
@@ -130,10 +135,10 @@ class CacheLedger:
     def _with_headroom(self, request: Request) -> int:
         return self.budget.in_blocks(len(request.tokens) + min(1 + HEADROOM, request.remaining))
 
-    def _num_common(self, request: Request) -> int:
+    def _num_common(self, request: Request, gone: Collection[SequenceId]) -> int:
         if not request.reuses_prefix:
             return 0
-        return self._target.num_common(request.tokens, request.num_prompt, request.adapter)
+        return self._target.num_common(request.tokens, request.num_prompt, request.adapter, gone)
 
     def _draft_need(self, request: Request) -> int:
         num_tokens = self.budget.in_blocks(self._drafts.num_computed_tokens(request))

@@ -116,15 +116,18 @@ class Lifecycle:
     def _live(self) -> list[Request]:
         return list(self.batcher.live.values())
 
-    def _has_room(self, request: Request, live: Sequence[Request]) -> bool:
-        return self.batcher.max_batch_size > len(live) and self.cache.fits(live, request)
+    def _has_room(
+        self, request: Request, live: Sequence[Request], preempted: Sequence[Request] = ()
+    ) -> bool:
+        has_row = self.batcher.max_batch_size > len(live)
+        return has_row and self.cache.fits(live, request, preempted)
 
     def _preempt_for(self, request: Request) -> None:
         """Preempt requests of lower priority, if that makes enough room for this request."""
         live = self._live()
         for count, victim in enumerate(losers := victims(live, request), start=1):
             live.remove(victim)
-            if self._has_room(request, live):
+            if self._has_room(request, live, losers[:count]):
                 for loser in losers[:count]:
                     self._take_from(loser)
                 return

@@ -23,7 +23,8 @@ This file only does the bookkeeping. The caller copies keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -178,11 +179,24 @@ class BlockPool:
         self.tables[sequence] = table
         return table
 
-    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str = "") -> int:
-        """The tokens in blocks of other sequences that a sequence with these tokens would use."""
+    def num_common(
+        self,
+        tokens: Sequence[int],
+        num_prompt: int,
+        adapter: str = "",
+        gone: Iterable[SequenceId] = (),
+    ) -> int:
+        """The tokens in blocks of other sequences that a sequence with these tokens would use, if
+        those of `gone` had been released."""
         table = Table(-1, np.zeros(0, np.int32), tokens, num_prompt, adapter)
         nodes, _, _ = self._find(table)
-        return self.block_len * sum(node.num_users > 0 for node in nodes)
+        leaving = self._num_users(gone)
+        return self.block_len * sum(node.num_users > leaving[node] for node in nodes)
+
+    def num_shared_without(self, gone: Iterable[SequenceId]) -> int:
+        """`num_shared` if these sequences had been released."""
+        leaving = self._num_users(gone).items()
+        return self.num_shared - sum(min(num, node.num_users - 1) for node, num in leaving)
 
     def find_more(self, sequence: SequenceId, num_again: int = 0) -> int:
         """Look again for a cached prefix, for a sequence that has read nothing itself since
@@ -247,6 +261,10 @@ class BlockPool:
             return []
         blocks, self._dirty = sorted(self._dirty), set()
         return blocks
+
+    def _num_users(self, sequences: Iterable[SequenceId]) -> Counter[_Node]:
+        """How many of these sequences use each block."""
+        return Counter(node for each in sequences for node in self.tables[each].nodes)
 
     def _root(self, table: Table) -> _Node:
         """Of all texts with this adapter, and with these tokens before the first that has a key."""

@@ -123,12 +123,17 @@ class LocalTarget(CachedModel[_TargetSequence]):
     def find_more(self, sequence: SequenceId) -> int:
         return self.pool.find_more(sequence, self._num_again)
 
-    @property
-    def num_shared_tokens(self) -> int:
-        return self.pool.num_shared * self.pool.block_len
+    def num_shared_tokens(self, gone: Collection[SequenceId] = ()) -> int:
+        return self.pool.num_shared_without(gone) * self.pool.block_len
 
-    def num_common(self, tokens: Sequence[int], num_prompt: int, adapter: str) -> int:
-        return self.pool.num_common(tokens, num_prompt, adapter)
+    def num_common(
+        self,
+        tokens: Sequence[int],
+        num_prompt: int,
+        adapter: str,
+        gone: Collection[SequenceId] = (),
+    ) -> int:
+        return self.pool.num_common(tokens, num_prompt, adapter, gone)
 
     @property
     def _num_again(self) -> int:
