@@ -12,11 +12,13 @@ from step_driver import GREEDY, prompts
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.base import Prefill, SequenceStart, Verify
-from smartspec_py.engines.cache.blocks import OutOfBlocksError
+from smartspec_py.engines.cache.blocks import BlockPool, OutOfBlocksError
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.drafts.guarded import GuardedProposer
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
+from smartspec_py.serving.request import Request
+from smartspec_py.serving.source import Source
 
 pytestmark = pytest.mark.slow  # so that they run beside the others
 
@@ -35,6 +37,62 @@ def test_draft_prefill_is_what_was_not_read() -> None:
     proposer.release(0)
     assert proposer.draft_prefill_len(0, 16) == 15
     assert proposer.num_available(0, tokens, SamplingParams()) == MAX_DRAFT_LEN
+
+
+def test_what_the_draft_cache_holds_is_not_planned_as_prefill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first has 33 tokens to read. The second has 30 of them and 10 others, of which the last
+    is read by the first pass that drafts: also once the first has ended. It is looked for only
+    when a sequence enters or leaves the cache."""
+    proposer, num_searches = make_proposer("llama"), 0
+    source = Source("draft_model", proposer)
+    search = BlockPool.num_found
+
+    def counted(*arguments: Any) -> int:
+        nonlocal num_searches
+        num_searches += 1
+        return search(*arguments)
+
+    monkeypatch.setattr(BlockPool, "num_found", counted)
+    head = [(7 * i) % 90 for i in range(30)]
+
+    def planned(number: int, tail: list[int], **more: Any) -> int:
+        tokens = [*head, *tail]
+        of_one = Request(number, tokens, len(tokens), 9, GREEDY, "goodput", 3, **more)
+        return source.options([of_one], {}, 1)[number][0].draft_prefill_len
+
+    assert planned(1, [1, 2, 3]) == 32
+    proposer.propose([DraftTask(SequenceStart(1, [*head, 1, 2, 3], 33, GREEDY), 3)])
+    assert planned(1, [1, 2, 3]) == 0
+    for _ in range(3):
+        assert planned(2, [5] * 10) == 9
+    assert num_searches == 2
+    proposer.observe(1, 3)
+    proposer.release(1)
+    assert planned(2, [5] * 10) == 9
+    assert planned(3, [5] * 10, adapter="other") == 39
+    assert planned(4, [5] * 10, reuses_prefix=False) == 39
+    reads = []
+    forward = PyTorchRunner.forward
+
+    def noted(self: PyTorchRunner, inputs: Any, token_ids: Any = None) -> Any:
+        reads.append(len(inputs[0].tokens))
+        return forward(self, inputs, token_ids)
+
+    monkeypatch.setattr(PyTorchRunner, "forward", noted)
+    proposer.propose([DraftTask(SequenceStart(2, [*head, *[5] * 10], 40, GREEDY), 1)])
+    assert reads == [9, 1]
+    assert planned(2, [5] * 10) == 0
+
+
+def test_drafts_in_flight_are_not_found() -> None:
+    """Three drafts after 12 tokens: the third is not read. None of them is verified yet."""
+    proposer, tokens = make_proposer("llama"), list(range(12))
+    (draft,) = proposer.propose([DraftTask(SequenceStart(0, tokens, 12, GREEDY), 3)])
+    others = [*tokens, *draft.tokens, 1]
+    tokens += draft.tokens
+    assert proposer.num_reusable(SequenceStart(1, others, 16, GREEDY)) == 12
 
 
 def test_a_long_draft_prefill_gives_the_same_drafts() -> None:

@@ -119,7 +119,13 @@ class Proposer(ABC):
         return ""
 
     def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
-        """The number of known tokens that `propose` must process before it can draft."""
+        """The number of known tokens that `propose` must process before it can draft. If
+        it has not begun the sequence, `num_reusable` of them need no processing."""
+        return 0
+
+    def num_reusable(self, start: SequenceStart) -> int:
+        """The number of leading tokens that `propose` will find in its cache, of a sequence that it
+        has not begun; 0 if it has."""
         return 0
 
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:

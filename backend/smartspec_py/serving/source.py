@@ -187,6 +187,8 @@ class Source:
     def _draft_prefill_len(self, request: Request) -> int:
         """`DraftOption.draft_prefill_len`."""
         length = self._proposer.draft_prefill_len(request.sequence, len(request.tokens))
+        if length > SHORT_PREFILL:
+            length -= self._proposer.num_reusable(request.start)
         return length if length > SHORT_PREFILL else 0
 
     def _acceptance_group(self, request: Request) -> str:

@@ -179,6 +179,13 @@ class BlockPool:
         self.tables[sequence] = table
         return table
 
+    def num_found(
+        self, tokens: Sequence[int], num_shared: int, reuses_prefix: bool = True, adapter: str = ""
+    ) -> int:
+        """The length of the cached prefix that `allocate` would find."""
+        num_shared = num_shared if reuses_prefix else 0
+        return self._find(Table(-1, np.zeros(0, np.int32), tokens, num_shared, adapter))[2]
+
     def num_common(
         self,
         tokens: Sequence[int],

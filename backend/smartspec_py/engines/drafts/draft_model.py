@@ -7,6 +7,7 @@ missed (`draft_prefill_len`) are prefilled first, in chunks; the planner charges
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from smartspec_py.core.types import NO_TOKEN, SequenceId
-from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.cache.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.decoding.sampling import draft_tokens
@@ -61,6 +62,8 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             max_context_len=max_context_len,
             bytes_per_token=0 if has_own_memory else runner.bytes_per_token,
         )
+        self._reusable: dict[SequenceId, int] = {}
+        """`num_reusable` of sequences that were asked for since another one has entered or left."""
 
     def num_available(
         self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
@@ -96,10 +99,22 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         num_read = min(state.table.num_cached, state.num_valid) if state else 0
         return max(0, context_len - 1 - num_read)
 
+    def num_reusable(self, start: SequenceStart) -> int:
+        if start.sequence in self._sequences:
+            return 0
+        if start.sequence not in self._reusable:
+            self._forget_unreported()  # drafts must not be found
+            self._reusable[start.sequence] = self.pool.num_found(
+                start.tokens, sys.maxsize, start.reuses_prefix, start.adapter
+            )
+        return self._reusable[start.sequence]
+
     def release(self, sequence: SequenceId) -> None:
+        self._reusable.pop(sequence, None)
         state = self._sequences.pop(sequence, None)
         if state is None:
             return
+        self._reusable.clear()
         table = state.table
         table.num_cached = min(table.num_cached, state.num_valid, len(table.tokens))
         self._free(sequence)
@@ -114,6 +129,7 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         state = self._sequences.get(task.sequence)
         if state is None:
             # Keys of generated tokens may differ in the last bits. This changes no text.
+            self._reusable.clear()
             table = self._allocate(task.start, task.tokens, shares_all=True)
             history = history_of(task.start)
             state = DraftSequence(table, history, num_valid=table.num_cached)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import Grammar
+from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.proposer import DraftTask, Proposer
 from smartspec_py.faults import ENDS
@@ -57,6 +57,9 @@ class GuardedProposer(Proposer):
 
     def draft_prefill_len(self, sequence: SequenceId, context_len: int) -> int:
         return self._asked(0, self._proposer.draft_prefill_len, sequence, context_len)
+
+    def num_reusable(self, start: SequenceStart) -> int:
+        return self._asked(0, lambda _: self._proposer.num_reusable(start), start.sequence)
 
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:
         return self._asked(0, self._proposer.num_cached, sequence, context_len)

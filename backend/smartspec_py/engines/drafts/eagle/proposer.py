@@ -161,6 +161,10 @@ class EagleProposer(DraftModelProposer):
         num_states = self._num_states(sequence)
         return num_states - 1 if num_states else super().draft_prefill_len(sequence, context_len)
 
+    def num_reusable(self, start: SequenceStart) -> int:
+        """It reads all tokens with a state, also those whose keys it finds."""
+        return 0
+
     def num_cached(self, sequence: SequenceId, context_len: int) -> int:
         """Tokens without a state are never read, so the length of its prefill does not tell."""
         state = self._sequences.get(sequence)
