@@ -177,4 +177,5 @@ def check_pool(pool: BlockPool) -> None:
 
 def behind(root: Any) -> list[Any]:
     """All nodes below this one."""
+    assert root.keys == sorted(root.children)
     return [node for child in root.children.values() for node in (child, *behind(child))]

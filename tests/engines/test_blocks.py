@@ -155,6 +155,40 @@ def test_the_oldest_memory_goes_first_and_the_end_of_a_text_before_its_beginning
         keys.read(keys.begin(9, "Y" * 20), 16)
 
 
+class Counted(int):
+    """A token that counts how often it is compared."""
+
+    num = 0
+
+    def _noted(self, result: bool) -> bool:
+        Counted.num += 1
+        return result
+
+    def __eq__(self, other: object) -> bool:
+        return self._noted(int.__eq__(self, other))
+
+    def __ne__(self, other: object) -> bool:
+        return self._noted(int.__ne__(self, other))
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("num_common", [0, 3, 11])
+def test_a_search_does_not_compare_all_that_is_known(num_common: int) -> None:
+    """A thousand texts that begin with up to 11 common tokens, and go on with others each."""
+    keys = Keys(5000, 4, max_len=20, num_rows=2)
+    head = letters(LONG)[:num_common]
+    for number in range(1000):
+        tokens = [*head, *[1000 + number * 14 % 2000] * (14 - num_common)]
+        keys.read(keys.pool.allocate(number, tokens, 14), 14)
+        keys.pool.release(number)
+    Counted.num = 0
+    table = keys.pool.allocate(2000, [*map(Counted, [*head, *[1501] * 9])], 20)
+    keys.pool.find_more(2000)
+    assert table.num_cached == (num_common if num_common >= MIN_REUSED else 0)
+    assert 0 < Counted.num < 300
+
+
 def test_a_prefix_without_room_for_its_last_block_is_used_as_far_as_it_goes() -> None:
     keys = Keys(num_blocks=4)
     keys.read(keys.begin(1, LONG), 12)

@@ -23,6 +23,7 @@ This file only does the bookkeeping. The caller copies keys.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -48,16 +49,35 @@ class OutOfBlocksError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """tokens: of the block, at most block_len. num_users: tables that have the block. last_used:
-    number of releases at the last use. is_lost: not in the tree any more."""
+    """tokens: of the block, at most block_len. keys: of `children`, sorted. num_users: tables that
+    have the block. last_used: number of releases at the last use. is_lost: not in the tree any
+    more."""
 
     block: int
     tokens: tuple[int, ...] = ()
     parent: _Node | None = None
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
+    keys: list[tuple[int, ...]] = field(default_factory=list)
     num_users: int = 0
     last_used: int = 0
     is_lost: bool = False
+
+    def add(self, child: _Node) -> None:
+        self.children[child.tokens] = child
+        insort(self.keys, child.tokens)
+
+    def remove(self, child: _Node) -> None:
+        del self.children[child.tokens]
+        del self.keys[bisect_left(self.keys, child.tokens)]
+
+    def closest(self, tokens: tuple[int, ...]) -> tuple[_Node | None, int]:
+        """The child with the longest common prefix, and its length: next to them in the order."""
+        place = bisect_left(self.keys, tokens)
+        lengths = {
+            key: _num_common(key, tokens) for key in self.keys[max(0, place - 1) : place + 1]
+        }
+        key = max(lengths, key=lengths.__getitem__, default=())
+        return (self.children[key], lengths[key]) if lengths.get(key) else (None, 0)
 
 
 _Entry = tuple[int, int, _Node]
@@ -295,11 +315,8 @@ class BlockPool:
             nodes.append(child)
             node, place = child, place + length
         rest = tuple(table.tokens[place : min(most, place + length)])
-        partial, most_common = None, 0
-        for tokens, child in node.children.items():
-            if (common := _num_common(tokens, rest)) > most_common:
-                partial, most_common = child, common
-        num = place + most_common
+        partial, num_partial = node.closest(rest)
+        num = place + num_partial
         return (nodes, partial, num) if num >= MIN_REUSED else ([], None, 0)
 
     def _begin(self, table: Table, nodes: list[_Node], partial: _Node | None, num: int) -> None:
@@ -341,7 +358,7 @@ class BlockPool:
             node = parent.children.get(tokens)
             if node is None:
                 node = _Node(int(table.blocks[place]), tokens, parent, num_users=1)
-                parent.children[tokens] = node
+                parent.add(node)
             elif len(tokens) < length:
                 return
             else:  # both have read it at the same time: keep one
@@ -380,13 +397,13 @@ class BlockPool:
         """Take a node and all behind it out of the tree. Blocks that a table has stay with it."""
         parent, node.parent = node.parent, None
         if parent is not None:
-            del parent.children[node.tokens]
+            parent.remove(node)
             self._note_idle(parent)
         waiting = [node]
         while waiting:
             lost = waiting.pop()
             waiting += lost.children.values()
-            lost.children, lost.parent, lost.is_lost = {}, None, True
+            lost.children, lost.keys, lost.parent, lost.is_lost = {}, [], None, True
             if not lost.num_users:
                 self._free_block(lost.block)
 
@@ -415,7 +432,5 @@ def _is_valid(entry: _Entry) -> bool:
 
 def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the common prefix."""
-    most = min(len(left), len(right))
-    if most and left[0] != right[0]:
-        return 0
-    return next((i for i in range(most) if left[i] != right[i]), most)
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
