@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from gguf_files import few_fields, write_gguf
-from hub_models import TINY, config_of, files_of, found
+from hub_models import TINY, files_of, found
 from hub_stand_in import HubStandIn
 from local_models import make_model
-from slow_check import slow_check
 
 from smartspec_launch import hub_check
 from smartspec_launch.models import with_local_models
@@ -41,25 +41,36 @@ def test_what_does_not_fit_is_not_fetched(
     assert hub.fetched(".safetensors") == []
 
 
-def test_ctrl_c_does_not_wait_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says when it begins, and would say when it ends."""
+CHECKING = """
+import os, sys
+from pathlib import Path
+from slow_check import slow_check
+from smartspec_launch import hub_check
+
+if __name__ == "__main__":
+    hub_check.check_settings = slow_check
+    hub_check.in_process(None, {"model": Path(f"/proc/{os.getpid()}/fd/{sys.argv[1]}")})
+"""
+
+
+def test_ctrl_c_does_not_wait_for_the_check(tmp_path: Path) -> None:
+    """It says when it begins, and would say when it ends. A signal is not for the process of the
+    tests, in which many libraries are loaded."""
+    program = tmp_path / "checking.py"
+    program.write_text(CHECKING)
     read, write = os.pipe()
-    os.set_inheritable(write, True)
-    folders = {"model": Path(f"/proc/{os.getpid()}/fd/{write}")}
-    monkeypatch.setattr(hub_check, "check_settings", slow_check)
-
-    main = threading.get_ident()
-
-    def interrupt() -> None:
-        os.read(read, 1)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        hub_check.in_process(config_of(model="acme/target"), folders)
-    thread.join()
+    process = subprocess.Popen(
+        [sys.executable, program, str(write)],
+        pass_fds=(write,),
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     os.close(write)
+    assert os.read(read, 1) == b"b"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
     assert os.read(read, 1) == b"", "it went on"
     os.close(read)
 

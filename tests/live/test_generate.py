@@ -152,9 +152,10 @@ def _as_list(value: float | list[float]) -> list[float]:
 def test_a_prompt_that_was_read_before_is_taken_over(local_server: TritonServer) -> None:
     prompt = texts.prompt("tiny-summarize", 5)
     fields = {"text_input": prompt, "max_tokens": 12, "temperature": 0.8, "seed": 3}
-    first = generate(local_server, **fields, reuse_prefix=False)
+    alone = generate(local_server, **fields, reuse_prefix=False)
+    first = generate(local_server, **fields)
     again = generate(local_server, **fields)
-    assert first["num_cached_tokens"] == 0
+    assert alone["num_cached_tokens"] == first["num_cached_tokens"] == 0
     assert again["num_cached_tokens"] == first["num_input_tokens"] - 1
     assert again["text_output"] == first["text_output"]
 
