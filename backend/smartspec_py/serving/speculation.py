@@ -8,7 +8,7 @@ In a step, `views` says what could be drafted, `propose` drafts what was planned
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smartspec_py.core.plan.planner import COST_POLICIES
@@ -33,13 +33,14 @@ class Speculation:
 
     def has_target(self, requests: Sequence[Request]) -> bool:
         """Whether drafts can help to meet a latency target."""
-        able = [r for r in requests if r.policy in COST_POLICIES and r.proposers]
-        return any(request.slo_s_per_token is not None for request in able)
+        return any(request.slo_s_per_token is not None for request in _planned(requests))
 
     def has_forced(self, requests: Sequence[Request]) -> bool:
         """Whether a grammar forces tokens, which are nearly always accepted as drafts."""
-        able = [r for r in requests if r.policy in COST_POLICIES and r.proposers]
-        return any(r.grammar is not None and bool(r.grammar.forced(r.tokens)) for r in able)
+        return any(
+            request.grammar is not None and bool(request.grammar.forced(request.tokens))
+            for request in _planned(requests)
+        )
 
     def views(
         self,
@@ -173,3 +174,8 @@ def _slack_s(request: Request, now: float) -> float:
         return 0.0
     allowed_s = request.slo_s_per_token * (request.num_generated - 1)
     return allowed_s - (now - request.first_token_s)
+
+
+def _planned(requests: Sequence[Request]) -> Iterator[Request]:
+    """Those whose drafts are planned by their costs."""
+    return (one for one in requests if one.policy in COST_POLICIES and one.proposers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -29,7 +29,7 @@ class CallFormat(Enum):
     QWEN_XML = auto()
 
 
-def format_of(template: str, of_tools: Any) -> CallFormat:
+def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
     """What a chat template asks for. of_tools: its way of `Ways`. If it does not know tools, this
     server asks for Hermes."""
     if FUNCTION in template:

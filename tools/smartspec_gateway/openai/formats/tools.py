@@ -81,6 +81,8 @@ class ToolParser:
             for name, args in (("", ""), *product(tools, ("", ARGS)))
         ]
         """What a text of calls may begin with, without spaces, besides JSON."""
+        self._most_head = 2 * max(map(len, self._heads))
+        """Characters of a text that tell whether it begins with one."""
         self._closing = ""  # what may follow the last call
         self._skipped = ""  # characters to drop between two calls
         self._object = ObjectEnd()
@@ -120,7 +122,8 @@ class ToolParser:
         if fence := FENCED.match(self._left):
             return self._json(fence.end(), FENCE, is_end)
         if self._is_begin:
-            if not is_end and self._may_be_head():
+            is_reading = self._object.num_read > 0  # JSON, so the head is known
+            if not (is_end or is_reading) and self._may_be_head():
                 return None
             if head := self._head.match(self._left):
                 is_marked = head["mark"] is not None
@@ -129,7 +132,7 @@ class ToolParser:
 
     def _may_be_head(self) -> bool:
         """Whether the text so far may continue as one of `_heads`."""
-        text = "".join(self._left[: 2 * max(map(len, self._heads))].split())
+        text = "".join(self._left[: self._most_head].split())
         return any(head.startswith(text) for head in self._heads)
 
     def _closed(self, is_end: bool) -> bool:
