@@ -359,6 +359,7 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
         os.kill(serve.pid, signal.SIGTERM)
         _, rest = serve.communicate(timeout=60)
     assert serve.returncode == 0, rest  # which ends with Triton's log where it is not
+    assert rest.splitlines()[-1] == "Stopping."
     assert len(list(profiles.glob("profile-*.json"))) == 1
 
 
