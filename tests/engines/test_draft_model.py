@@ -13,7 +13,7 @@ from step_driver import GREEDY, prompts
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
 from smartspec_py.engines.base import Prefill, SequenceStart, Verify
 from smartspec_py.engines.cache.blocks import BlockPool, OutOfBlocksError
-from smartspec_py.engines.draft import Draft
+from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.drafts.guarded import GuardedProposer
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
@@ -104,6 +104,27 @@ def test_a_long_draft_prefill_gives_the_same_drafts() -> None:
     expected = fresh.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)])
     assert len(expected[0].tokens) == 4
     assert stale.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)]) == expected
+
+
+def test_a_long_draft_prefill_takes_several_steps() -> None:
+    """16 tokens in each. The one that lacks 9 drafts at once; the other lacks 44, reads 7 beside
+    it, 16 and 16, and drafts after the last 5, what it drafts in one step without a limit."""
+    long, short = [(5 * i + 1) % 90 for i in range(45)], list(range(10))
+    tasks = [
+        DraftTask(SequenceStart(n, each, 3, GREEDY), 4) for n, each in enumerate((long, short))
+    ]
+    expected = make_proposer("llama").propose(tasks)
+    proposer = make_proposer("llama")
+    proposer.max_prefill_len = 16
+    assert proposer.propose(tasks) == [NO_DRAFT, expected[1]]
+    proposer.observe(1, 0)
+    assert proposer.draft_prefill_len(0, 45) == 37
+    for left in (21, 5):
+        assert proposer.propose(tasks[:1]) == [NO_DRAFT]
+        assert proposer.draft_prefill_len(0, 45) == left
+    assert proposer.propose(tasks[:1]) == expected[:1]
+    proposer.release(0)
+    assert proposer.draft_prefill_len(0, 45) == 44
 
 
 @pytest.mark.parametrize("failing", [0, 1])

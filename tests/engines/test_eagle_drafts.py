@@ -19,6 +19,7 @@ from step_driver import GREEDY
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, Prefill, SequenceStart
 from smartspec_py.engines.cache.blocks import OutOfBlocksError
+from smartspec_py.engines.draft import NO_DRAFT
 from smartspec_py.engines.drafts.eagle import proposer as eagle_proposer
 from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
 from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
@@ -125,6 +126,27 @@ def test_drafts_are_timed_until_the_device_has_them(
     monkeypatch.setattr(eagle_proposer, "fastest_s", timed)
     proposer.time_drafts(3)
     assert num_timed == 4
+
+
+def test_a_long_prefill_of_the_head_takes_several_steps(tmp_path: Path) -> None:
+    """It lacks 20 tokens, and one more after each step. It reads 6 in each. When it lacks 4, the
+    pass that drafts reads them, and drafts the same as if it had read all at once."""
+    driver = driver_of(tmp_path)
+    target, proposer = driver.target, driver.proposer
+    proposer.max_prefill_len = 6
+    driver.begin(0, [(7 * i) % VOCAB for i in range(21)])
+    tokens, missed, draft = driver.tokens[0], list[int](), NO_DRAFT
+    work: Prefill | Decode = Prefill(0, tuple(tokens), 0, True)
+    while not draft.tokens:
+        (event,) = poll(target, work)
+        proposer.observe(0, 0, event.hidden)
+        tokens += event.tokens
+        missed.append(proposer.draft_prefill_len(0, len(tokens)))
+        (draft,) = proposer.propose([DraftTask(SequenceStart(0, tokens, 21, GREEDY), 3)])
+        work = Decode(0, 1)
+    assert missed == [20, 15, 10]
+    driver.first[0] = 1
+    assert list(draft.tokens) == driver.expected(0, 3)
 
 
 def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

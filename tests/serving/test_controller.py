@@ -165,7 +165,7 @@ def test_plans_are_charged_for_cold_shapes() -> None:
     assert made.plan(views, warm_shapes=[8, 4]).settings.warm_shapes == [8, 4]
     assert made.plan(views, num_prefilling=1, warm_shapes=[8, 4]).settings.warm_shapes == ()
     made = record(made.plan(views), drafted={1: 3})
-    assert [measured(made, sizes).is_warm for sizes in ([8, 4], [8])] == [True, False]
+    assert [measured(made, sizes, 512).is_warm for sizes in ([8, 4], [8])] == [True, False]
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed:3"])
@@ -257,7 +257,7 @@ def test_plans_that_come_to_nothing_take_half_a_percent_of_the_time() -> None:
 
 def test_the_time_of_the_views_counts_as_planning() -> None:
     made = record(controller().plan([view(1)]), views_s=0.25, plan_s=0.5)
-    assert measured(made, ()).plan_s == 0.75
+    assert measured(made, (), 512).plan_s == 0.75
 
 
 def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> None:
@@ -307,9 +307,29 @@ def test_a_tree_takes_as_many_passes_as_its_depth() -> None:
         SequenceView(1, 9, 9, "none", (tree,)),
         SequenceView(2, 9, 9, "none", (DraftOption(4, (0.5,) * 4),)),
     ]
-    step = measured(record(controller().plan(views), drafted={1: 40, 2: 2}), ())
+    step = measured(record(controller().plan(views), drafted={1: 40, 2: 2}), (), 512)
     assert step.draft_rows == (2, 2, 1)
     assert step.num_tokens == 44
+
+
+@pytest.mark.parametrize(
+    ("drafted", "num_read", "rows"), [({}, 512, (1,)), ({2: 3}, 512, (2, 1, 1, 1))]
+)
+def test_a_step_of_draft_prefill_tells_what_it_costs(
+    drafted: dict[int, int], num_read: int, rows: tuple[int, ...]
+) -> None:
+    """Of a chunk of 512 tokens, the one that drafts needs 100. The other lacks 2,000 and waits."""
+    views = [
+        SequenceView(n, 3000, 99, "fixed:3", (DraftOption(3, (0.5,) * 3, num),))
+        for n, num in ((1, 2000), (2, 100))
+        if n == 1 or drafted
+    ]
+    decision = controller().plan(views)
+    made = record(decision, drafted=drafted, draft_s=0.060, target_s=0.010, total_s=0.075)
+    step = measured(made, (), 512)
+    assert step.is_draft_prefill is not bool(drafted)
+    assert (step.num_draft_prefill_tokens, step.draft_rows) == (num_read, rows)
+    assert (step.draft_s, step.host_s) == pytest.approx((0.060, 0.005))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +353,7 @@ def test_the_time_of_heads_is_neither_host_time_nor_that_of_draft_passes(
     views = [SequenceView(n, 100, 100, "fixed:4", (one,)) for n, one in enumerate(options, 1)]
     decision = controller().plan(views)
     step = measured(
-        record(decision, drafted=drafted, draft_s=0.003, target_s=0.010, total_s=0.015), ()
+        record(decision, drafted=drafted, draft_s=0.003, target_s=0.010, total_s=0.015), (), 512
     )
     assert step.draft_s == pytest.approx(draft_s)
     assert step.fixed_draft_s == pytest.approx(fixed_draft_s)

@@ -77,6 +77,23 @@ def test_another_number_of_tokens_takes_longer(policy: str, num_changes: int) ->
     assert extra_s == pytest.approx(0.25 * num_changes)
 
 
+def test_the_draft_prefill_of_one_request_does_not_stop_the_others() -> None:
+    """A prompt of 8,000 tokens comes to four short requests. Its draft prefill takes 1.2 s, of
+    which each step does at most what takes the time of a prompt chunk, 0.15 s."""
+    cost = replace(COST, draft_prefill_s=0.00015, prompt=PassTable((1,), (1, 512), ((0.02, 0.17),)))
+    requests = [SimRequest(n, 0.0, 50, 400, {DRAFT_MODEL: [5] * 400}) for n in range(1, 5)]
+    requests.append(SimRequest(5, 1.0, 8000, 400, {DRAFT_MODEL: [5] * 400}))
+    limits = SimLimits(max_draft_len=5, prefill_chunk=512)
+    simulation = Simulation(requests, "goodput", cost, limits)
+    simulation.run()
+    steps = simulation.servers[0].loop.records
+    late = [step.draft_s for step in steps if step.draft_s > 0.05]
+    assert len(late) == 8
+    assert max(late) < 0.17
+    assert sum(late) == pytest.approx(1.2, rel=0.05)
+    assert any(step.drafted.get(5) for step in steps)
+
+
 def test_a_request_by_hand() -> None:
     """Prompt of 100 tokens in chunks of 64, so two passes; then 9 tokens, of which the first came
     with the prompt. `fixed:3` with two correct drafts in a row gains 3 per step: 1 + 3 + 3, and

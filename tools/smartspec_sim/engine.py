@@ -149,8 +149,8 @@ class SimProposer(Proposer):
     """Drafts the requested number of tokens. The target determines which are accepted.
 
     Each pass of the draft model takes `draft_s`. Sequences with a draft prefill above SHORT_PREFILL
-    share one more pass, and each of its tokens takes `draft_prefill_s`. Prompt lookup takes no
-    time.
+    share one more pass, and each of its tokens takes `draft_prefill_s`. Of these, it reads
+    `max_prefill_len` in a step, as in a draft model. Prompt lookup takes no time.
     """
 
     def __init__(
@@ -191,18 +191,34 @@ class SimProposer(Proposer):
         return num, num_accepted(text.runs[self._name], len(tokens) - text.prompt_len, num)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        number, waiting = PROPOSERS.index(self._name), set[SequenceId]()
         if self._has_passes:
-            prefill_lens = [
-                self.draft_prefill_len(task.sequence, len(task.tokens)) for task in tasks
-            ]
-            draft_lens = [task.draft_len for task in tasks]
-            self._clock.sleep(drafting_s(self._cost, draft_lens, prefill_lens))
-            for task in tasks:
+            reads, waiting = self._read_chunk(tasks)
+            able = [task for task in tasks if task.sequence not in waiting]
+            self._clock.sleep(drafting_s(self._cost, [task.draft_len for task in able], reads))
+            for task in able:
                 known = len(task.tokens)
                 self._num_computed_tokens[task.sequence] = known
                 self._last_task[task.sequence] = (known, task.draft_len)
-        number = PROPOSERS.index(self._name)
-        return [Draft(repeated(number, task.draft_len)) for task in tasks]
+        return [
+            Draft(() if task.sequence in waiting else repeated(number, task.draft_len))
+            for task in tasks
+        ]
+
+    def _read_chunk(self, tasks: Sequence[DraftTask]) -> tuple[list[int], set[SequenceId]]:
+        """Read up to `max_prefill_len` missed tokens, of those first that lack the fewest. Returns
+        how many of each sequence that has any, and the sequences that still lack some."""
+        missed = [(self.draft_prefill_len(t.sequence, len(t.tokens)), t.sequence) for t in tasks]
+        reads, waiting, left = list[int](), set[SequenceId](), self.max_prefill_len
+        for num, sequence in sorted(missed):
+            read = min(num, left) if num > SHORT_PREFILL else 0
+            if num - read > SHORT_PREFILL:
+                waiting.add(sequence)
+                computed = self._num_computed_tokens.get(sequence, 0)
+                self._num_computed_tokens[sequence] = computed + read
+            reads += [read] if read else []
+            left -= read
+        return reads, waiting
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         if (task := self._last_task.get(sequence)) is not None:

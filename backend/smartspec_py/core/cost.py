@@ -15,6 +15,7 @@ they have no effect.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -180,6 +181,12 @@ class CostModel:
         table = self.prompt or self.target
         alone = table.pass_s(1, max(1, num_tokens)) - table.one_token_s(1)
         return max(0.0, alone)
+
+    def max_draft_prefill_len(self, prefill_chunk: int) -> int:
+        """Tokens of draft prefill in a step: as many as take the time of a prompt chunk."""
+        if self.draft_prefill_s <= 0.0:
+            return sys.maxsize
+        return max(prefill_chunk, int(self.prefill_s(prefill_chunk) / self.draft_prefill_s))
 
     @cached_property
     def draft_pass_s(self) -> Floats:

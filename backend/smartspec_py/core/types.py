@@ -277,6 +277,12 @@ class MeasuredStep:
         return self.num_tokens > self.batch_size
 
     @property
+    def is_draft_prefill(self) -> bool:
+        """Whether draft models only read tokens that they had missed. Such a step shows neither the
+        speed with drafts nor that without."""
+        return self.num_draft_prefill_tokens > 0 and not self.is_speculating
+
+    @property
     def host_s(self) -> float:
         """Duration of the step without its passes and drafts."""
         return max(0.0, self.total_s - self.target_s - self.draft_s - self.fixed_draft_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,10 @@ class Proposer(ABC):
     """
 
     capabilities: ProposerCapabilities
+    max_prefill_len: int = sys.maxsize
+    """Most missed tokens that `propose` processes in a call, for all sequences together. Sequences
+    that still lack some have no drafts in this call. The loop sets it, so that other requests do
+    not wait for long."""
 
     @abstractmethod
     def num_available(
@@ -91,7 +96,8 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """One draft per task, in order; each may be shorter than requested, or empty."""
+        """One draft per task, in order; each may be shorter than requested, or empty. A proposer
+        with a cache may first process tokens that it has missed, see `max_prefill_len`."""
 
     def observe(  # noqa: B027
         self, sequence: SequenceId, num_accepted: int, hidden: Any = None

@@ -30,6 +30,7 @@ from smartspec_py.core.plan.planner import (
     without_drafts,
 )
 from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView, SpecPlan
+from smartspec_py.engines.proposer import Proposer
 from smartspec_py.serving.step import Decision, Mode, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
@@ -47,8 +48,10 @@ class Controller:
         max_draft_len: int,
         max_sequences: int,
         batch_table: BatchTable | None = None,
+        max_prefill_len: int = Proposer.max_prefill_len,
     ) -> None:
-        """batch_table: None makes one from the profile."""
+        """batch_table: None makes one from the profile. max_prefill_len: see `Proposer`."""
+        self._max_prefill_len = max_prefill_len
         self._corrections = CostCorrections(profile)
         self._guard = Guard(profile)
         self._plan_time = PlanTime()
@@ -142,12 +145,13 @@ class Controller:
         decision, views = record.decision, record.decision.views
         if record.between_s + record.total_s <= 0.0 or not views:
             return
-        step = measured(record, self._warm_shapes)
+        step = measured(record, self._warm_shapes, self._max_prefill_len)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._corrections.observe(step)
         if any(view.policy in COST_POLICIES for view in views):
             self._account_for(decision, step)
-        if step.num_prefill_tokens == 0 and _is_comparable(views):
+        is_shared = step.num_prefill_tokens > 0 or step.is_draft_prefill
+        if not is_shared and _is_comparable(views):
             self._guard.observe(step)
 
     def _draft_probe(
@@ -183,9 +187,11 @@ class Controller:
         is_searched = is_probe or not decision.settings.forced
         step_s = step.total_s - step.plan_s
         if is_probe and not self._guard.is_in_trial(*bucket):
-            account.charge_probe(step_s)
+            if not step.is_draft_prefill:  # else PREFILL_SHARE covers it
+                account.charge_probe(step_s)
         elif decision.reason is Reason.GUARD or (is_searched and not is_probe):
-            pays = step.is_speculating and self._pays(decision)
+            drafts = step.is_speculating or step.is_draft_prefill
+            pays = drafts and self._pays(decision)
             account.charge_plan(step.plan_s, step_s, pays)
         self._guard.earn(*bucket, step_s)
         self._plan_time.observe(step.plan_s if is_searched else None)
@@ -196,25 +202,32 @@ class Controller:
         return self._plan_time.pays(decision.plan, none)
 
 
-def measured(record: StepRecord, warm_shapes: Collection[int]) -> MeasuredStep:
+def measured(
+    record: StepRecord, warm_shapes: Collection[int], max_prefill_len: int
+) -> MeasuredStep:
     """What is learned from a step. Its time counts from the end of the step before, unless the loop
     was idle.
 
-    warm_shapes: before the step, see `PlannerSettings`.
+    warm_shapes: before the step, see `PlannerSettings`. max_prefill_len: see `Proposer`.
     """
     decision, drafted, fixed_s = record.decision, record.drafted, 0.0
-    passes, prefill_lens = [], []  # of the sequences that a draft model drafted for
+    passes = []  # of the sequences that a draft model drafted for
+    prefill_lens, num_unread = [], 0  # of those that drafted, and of those that must still wait
     for view in decision.views:
+        option = decision.plan.option(view)
         if length := drafted.get(view.sequence):
-            option = decision.plan.option(view)
             fixed_s += option.draft_s
             if option.has_draft_passes:
                 passes.append(option.depth or length)
                 prefill_lens.append(option.draft_prefill_len)
+        elif decision.plan.draft_lens[view.sequence]:
+            num_unread += option.draft_prefill_len
+    if num_unread:
+        prefill_lens.append(min(num_unread, max(0, max_prefill_len - sum(prefill_lens))))
     num_late = len(prefill_lens) - prefill_lens.count(0)
     numbers = range(1, max(passes, default=0) + 1)
     rows = [sum([num >= number for num in passes]) for number in numbers]
-    draft_s = max(0.0, record.draft_s - fixed_s) if passes else 0.0
+    draft_s = max(0.0, record.draft_s - fixed_s) if prefill_lens else 0.0
     return MeasuredStep(
         batch_size=record.batch_size,
         num_tokens=record.batch_size + sum(drafted.values()),

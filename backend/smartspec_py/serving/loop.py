@@ -70,8 +70,13 @@ class StepLoop:
         `LimitsConfig`."""
         self._target = target
         capabilities = target.capabilities
+        max_prefill_len = cost.max_draft_prefill_len(prefill_chunk)
         self.controller = Controller(
-            cost, capabilities.max_draft_len, capabilities.max_sequences, batch_table
+            cost,
+            capabilities.max_draft_len,
+            capabilities.max_sequences,
+            batch_table,
+            max_prefill_len=max_prefill_len,
         )
         self._inbox = inbox
         self._send = post
@@ -84,7 +89,7 @@ class StepLoop:
             capabilities.max_prefill_tokens,
             capabilities.block_len,
         )
-        self._speculation = Speculation(proposers)
+        self._speculation = Speculation(proposers, max_prefill_len)
         self.lifecycle = Lifecycle(
             target=target,
             speculation=self._speculation,
@@ -130,7 +135,8 @@ class StepLoop:
         self.lifecycle.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
         events = self._await(drafted or decision.plan.draft_lens)
         target_s = _target_s(events, decision)
-        if any(draft.on_device is not None for draft in drafts.values()):
+        is_reading = any(num and s not in drafts for s, num in decision.plan.draft_lens.items())
+        if is_reading or any(draft.on_device is not None for draft in drafts.values()):
             watch.extend("draft_s", target_s)
         self._learn(self._speculation.observe, self.lifecycle.steps_of(events), decision.views)
         self.lifecycle.apply(events)

@@ -33,9 +33,12 @@ class StepResult(NamedTuple):
 class Source:
     """One of the proposers. Its acceptance says nothing about that of others."""
 
-    def __init__(self, name: str, proposer: Proposer) -> None:
-        """name: that requests use."""
+    def __init__(
+        self, name: str, proposer: Proposer, max_prefill_len: int = Proposer.max_prefill_len
+    ) -> None:
+        """name: that requests use. max_prefill_len: see `Proposer`."""
         self.name = name
+        proposer.max_prefill_len = max_prefill_len
         self._proposer = GuardedProposer(name, proposer)
         self._capabilities = able = proposer.capabilities
         num_positions = able.max_draft_len if able.has_position_rates else 1

@@ -27,9 +27,13 @@ NO_OPTION = DraftOption(0, (), has_draft_passes=False)
 class Speculation:
     """Owned by the loop thread."""
 
-    def __init__(self, proposers: Mapping[str, Proposer]) -> None:
-        """proposers: in the order of `Request.proposers`."""
-        self._sources = {name: Source(name, proposer) for name, proposer in proposers.items()}
+    def __init__(
+        self, proposers: Mapping[str, Proposer], max_prefill_len: int = Proposer.max_prefill_len
+    ) -> None:
+        """proposers: in the order of `Request.proposers`. max_prefill_len: see `Proposer`."""
+        self._sources = {
+            name: Source(name, proposer, max_prefill_len) for name, proposer in proposers.items()
+        }
 
     def has_target(self, requests: Sequence[Request]) -> bool:
         """Whether drafts can help to meet a latency target."""
@@ -74,7 +78,8 @@ class Speculation:
     def propose(
         self, requests: Sequence[Request], views: Sequence[SequenceView], spec_plan: SpecPlan
     ) -> dict[SequenceId, Draft]:
-        """Drafts by sequence, as planned or shorter. Sequences without drafts are left out.
+        """Drafts by sequence, as planned or shorter. Sequences without drafts are left out, also
+        those of which a proposer must read more tokens first.
 
         views: of the requests, in their order.
         """

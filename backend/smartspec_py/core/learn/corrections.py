@@ -107,8 +107,8 @@ class CostCorrections:
         """Whether a step with draft passes is needed to learn their cost, because recent steps had
         none. Drafts of prompt lookup do not show it. The caller runs one if its account allows it.
 
-        prefill_len: tokens of draft prefill in that step. They may cost hundreds of steps, so it
-        waits until PREFILL_SHARE of the time without draft passes covers them.
+        prefill_len: tokens of draft prefill before it. They may cost hundreds of steps, so it waits
+        until PREFILL_SHARE of the time without draft passes covers them.
         """
         saved_s = PREFILL_SHARE * self._undrafted_s
         is_covered = self.cost.draft_prefill_s * prefill_len <= saved_s
@@ -124,9 +124,13 @@ class CostCorrections:
         host_s = self._host.predict(host) + self._plan_s
         whole_s = target_s + draft_s + host_s + step.fixed_draft_s
         self._plan_s += (step.plan_s - self._plan_s) / AVERAGED_STEPS
-        has_passes = bool(step.draft_rows)
-        self._num_undrafted = 0 if has_passes else self._num_undrafted + 1
-        self._undrafted_s = 0.0 if has_passes else self._undrafted_s + step.total_s
+        if step.is_draft_prefill:
+            used_s = self.cost.draft_prefill_s * step.num_draft_prefill_tokens / PREFILL_SHARE
+            self._undrafted_s = max(0.0, self._undrafted_s - used_s)
+        else:
+            has_passes = bool(step.draft_rows)
+            self._num_undrafted = 0 if has_passes else self._num_undrafted + 1
+            self._undrafted_s = 0.0 if has_passes else self._undrafted_s + step.total_s
         if step.batch_size > 0 and step.num_prefill_tokens == 0:
             profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
             profile_s += self._profile.host_s + self._profile.draft_host_s * step.num_drafting

@@ -2,7 +2,8 @@
 
 The draft model has its own cache. A sequence enters the cache when it first asks for
 drafts. So a request that never speculates costs the draft model nothing. Tokens that the cache
-missed (`draft_prefill_len`) are prefilled first, in chunks; the planner charges for this.
+missed (`draft_prefill_len`) are prefilled first, over several steps if they are many; the planner
+charges for this.
 """
 
 from __future__ import annotations
@@ -72,9 +73,12 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()
-        groups = self._groups([task for task in tasks if task.draft_len > 0])
+        asked = [task for task in tasks if task.draft_len > 0]
+        for task in asked:
+            self._enter(task)
+        self._prefill(asked)
+        groups = self._groups([t for t in asked if self._prefill_len(t) <= SHORT_PREFILL])
         started = {each.task.sequence: each for group in groups for each in group.active}
-        self._prefill([each.task for each in started.values()])
         needs_host = any(task.start.sampling.shapes_logits or task.depth for task in tasks)
         if self.runner.is_asynchronous and not needs_host:
             for group in groups:
@@ -121,11 +125,11 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
 
     def _groups(self, tasks: Sequence[DraftTask]) -> list[DraftGroup]:
         """The drafts to grow, of sequences that have entered the cache."""
-        chains = [GrowingChain(task, self._enter(task).history) for task in tasks]
+        chains = [GrowingChain(task, self._sequences[task.sequence].history) for task in tasks]
         return [ChainGroup(chains)] if chains else []
 
     def _enter(self, task: DraftTask) -> DraftSequence:
-        """The state of the sequence, updated with the task's tokens."""
+        """Begin the sequence, or update its state with the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
             # Keys of generated tokens may differ in the last bits. This changes no text.
@@ -145,14 +149,16 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
             state.table.num_cached = min(state.table.num_cached, state.num_valid)
 
     def _prefill(self, tasks: Sequence[DraftTask]) -> None:
-        """Prefill all until they lack at most SHORT_PREFILL tokens; many sequences per pass."""
-        while behind := [task for task in tasks if self._prefill_len(task) > SHORT_PREFILL]:
-            inputs, left = dict[SequenceId, RowInput](), DRAFT_PREFILL_CHUNK
-            for task in behind:
+        """Prefill up to `max_prefill_len` tokens of those that lack more than SHORT_PREFILL. Those
+        that lack the fewest come first, so that they can draft soon."""
+        left = self.max_prefill_len
+        while left and (late := [t for t in tasks if self._prefill_len(t) > SHORT_PREFILL]):
+            inputs, room = dict[SequenceId, RowInput](), min(left, DRAFT_PREFILL_CHUNK)
+            for task in sorted(late, key=self._prefill_len):
                 num_read = self._sequences[task.sequence].table.num_cached
-                chunk = task.tokens[num_read : min(num_read + left, len(task.tokens) - 1)]
-                if chunk:
+                if chunk := task.tokens[num_read : min(num_read + room, len(task.tokens) - 1)]:
                     inputs[task.sequence] = self._input(task, chunk, 0, num_prompt=len(chunk))
+                    room -= len(chunk)
                     left -= len(chunk)
             self._forward(inputs)
 

@@ -187,7 +187,8 @@ class EagleProposer(DraftModelProposer):
         trees = defaultdict[int, list[GrowingTree]](list)
         for task in tasks:
             if task.depth:
-                trees[task.depth].append(GrowingTree(task, self._enter(task).history))
+                history = self._sequences[task.sequence].history
+                trees[task.depth].append(GrowingTree(task, history))
         return [*groups, *map(TreeGroup, trees.values())]
 
     def _enter(self, task: DraftTask) -> DraftSequence:
