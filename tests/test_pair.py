@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from smartspec_py.engines.checkpoints import pair
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.pair import check_pair, check_pair_files
+from smartspec_py.engines.tokenizer_file import num_token_ids, read_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -357,6 +358,32 @@ def test_a_context_that_the_target_does_not_reach_is_refused(tmp_path: Path) -> 
     check_pair(long, short, max_context_len=64)
     sentence = "long supports 64 positions, fewer than the max_context_len of 65: "
     assert sentence in refusal_of_files(long, 65)
+
+
+def test_yarn_multiplies_the_positions_of_the_training(tmp_path: Path) -> None:
+    """As Qwen's model cards say: with `max_position_embeddings` as it was, or with the product."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    short = make_model(tmp_path / "short", max_position_embeddings=32, rope_scaling=yarn)
+    long = make_model(tmp_path / "long", max_position_embeddings=128, rope_scaling=yarn)
+    for folder in (short, long):
+        check_pair(folder, None, max_context_len=128)
+        assert " supports 128 positions, fewer than" in refusal_of_files(folder, 129)
+
+
+def test_an_added_token_may_lack_a_row(tmp_path: Path) -> None:
+    """As Gemma 3's token for images in a model for text. One of the vocabulary may not."""
+    folder = make_model(tmp_path / "model", vocab_size=6)
+    tokenizer = read_tokenizer(folder)
+    plain = tokenizer.encode("ab")
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    check_pair(folder, None)
+    found = read_tokenizer(folder)
+    assert num_token_ids(found) == 6
+    assert found.encode("ab").ids == plain.ids
+    assert 6 not in found.encode("ab<image>c").ids
+    other = make_model(tmp_path / "other", vocab_size=5)
+    assert "a vocab_size of 5, but its tokenizer has the token id 5" in refusal(other, None)
 
 
 def test_a_default_number_of_positions_is_refused_too(tmp_path: Path) -> None:

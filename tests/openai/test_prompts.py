@@ -30,6 +30,22 @@ def test_models_tokens_and_health() -> None:
     assert "'smartspec'" in missing.json()["error"]["message"]
 
 
+def test_tokens_behind_a_gap_of_ids_exist(tmp_path: Path) -> None:
+    """As those of Phi-4-mini: it has fewer tokens than its highest id says."""
+    document = json.loads((TINY / "tokenizer.json").read_text())
+    highest = max(document["model"]["vocab"].values(), default=0) + 100
+    last = {"content": "<|last|>", "id": highest, "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    document["added_tokens"].append(last | flags)
+    document["model"]["vocab"]["<|last|>"] = highest
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    prompts = Prompts(tmp_path)
+    assert prompts.decode([highest]) == "<|last|>"
+    assert prompts.word(str(highest)) == "<|last|>"
+    with pytest.raises(ApiError, match=f"must be in 0..{highest}"):
+        prompts.decode([highest + 1])
+
+
 @pytest.mark.parametrize(
     ("body", "param", "part"),
     [

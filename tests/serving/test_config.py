@@ -24,8 +24,8 @@ from smartspec_py.engines.model_files import (
     existing,
     load_tokenizer,
     log_unused_defaults,
-    num_token_ids,
 )
+from smartspec_py.engines.tokenizer_file import num_token_ids
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.engines import FakeEngineConfig

@@ -22,9 +22,10 @@ from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer
-from smartspec_py.engines.model_files import load_tokenizer, num_token_ids
+from smartspec_py.engines.model_files import load_tokenizer
 from smartspec_py.engines.proposer import DraftTask
 from smartspec_py.engines.runtimes.runner import RunnerConfig
+from smartspec_py.engines.tokenizer_file import num_token_ids
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason

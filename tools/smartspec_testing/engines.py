@@ -14,7 +14,8 @@ from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.engine import Engine
-from smartspec_py.engines.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
+from smartspec_py.engines.model_files import load_tokenizer, stepwise_capabilities
+from smartspec_py.engines.tokenizer_file import num_token_ids
 from smartspec_py.engines.trtllm.build import UNSUPPORTED
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget

@@ -22,7 +22,6 @@ from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.model_files import (
     end_tokens,
     load_tokenizer,
-    num_token_ids,
     stepwise_capabilities,
 )
 from smartspec_py.engines.runtimes.runner import (
@@ -32,6 +31,7 @@ from smartspec_py.engines.runtimes.runner import (
     Runner,
     RunnerConfig,
 )
+from smartspec_py.engines.tokenizer_file import num_token_ids
 
 NO_RULE = "No rule of the script applies."
 FIRST_LOGIT, LOGIT_STEP, END_LOGIT = 200.0, 10.0, 50.0

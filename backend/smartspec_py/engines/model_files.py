@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.engines.structured.token_names import with_marks_as_text
+from smartspec_py.engines.tokenizer_file import read_tokenizer
 from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
@@ -41,19 +41,9 @@ def _or_has_no_name(path: Path) -> str:
 
 def load_tokenizer(key: str, folder: Path) -> Tokenizer:
     """The tokenizer of a model directory."""
-    path = existing(key, folder) / "tokenizer.json"
-    if not path.is_file():
+    if not (existing(key, folder) / "tokenizer.json").is_file():
         raise ConfigError(f"engine.json: {key}: {folder} has no tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(path))
-    # Some files enable truncation or padding for training, which would change prompts here.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return with_marks_as_text(tokenizer)
-
-
-def num_token_ids(tokenizer: Tokenizer) -> int:
-    """The highest id plus one. Ids may have gaps, so the number of entries may be lower."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    return read_tokenizer(folder)
 
 
 def end_tokens(folder: Path, vocab_size: int, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ The `vocab_size` of the models may differ, because checkpoints are padded beyond
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,8 +83,7 @@ def check_pair_settings(
         if folder is not None:
             check_model(_named(role, folder), folder)
     target = _read_model("target", target_dir, max_context_len)
-    longest = getattr(target.config, "max_position_embeddings", None)
-    _check_context(target.name, longest, max_context_len)
+    _check_context(target.name, positions_of(target.config.to_dict()), max_context_len)
     if draft_dir is None:
         return
     # Many pairs have identical files of 10 MB or more. Parsing one takes half a second.
@@ -103,9 +104,9 @@ def check_pair_files(
             check_files(_named(role, folder), folder)
             _check_has_tokenizer(_named(role, folder), folder)
     name = _named("target", target_dir)
-    longest = (read_json(name, target_dir, "config.json") or {}).get("max_position_embeddings")
-    if isinstance(longest, int):  # else Transformers knows
-        _check_context(name, longest, max_context_len)
+    document = read_json(name, target_dir, "config.json") or {}
+    # If it has no such number, Transformers knows.
+    _check_context(name, positions_of(document), max_context_len)
 
 
 def _named(role: str, folder: Path) -> str:
@@ -141,12 +142,12 @@ def _read_model(
 
 
 def _read_tokenizer(name: str, folder: Path) -> _Tokenizer:
-    from tokenizers import Tokenizer
+    from smartspec_py.engines.tokenizer_file import read_tokenizer
 
     _check_has_tokenizer(name, folder)
     document = read_json(name, folder, TOKENIZER_NAME) or {}
     try:
-        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
+        tokenizer = read_tokenizer(folder)
     except Exception as error:  # tokenizers raises no more specific type
         raise ModelError(
             f"{name} has a tokenizer.json that cannot be used ({error}): replace it"
@@ -217,6 +218,25 @@ def has_window(config: Any, context_len: int | None) -> bool:
     if layers := getattr(config, "layer_types", None):
         return "sliding_attention" in layers
     return window is not None and getattr(config, "use_sliding_window", True) is not False
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Positions that a model can be served with; None if it sets no limit.
+
+    With YaRN, those of its training times its factor: whoever adds YaRN as Qwen's model cards say
+    leaves `max_position_embeddings` as it is.
+
+    config: as in config.json, or as Transformers has completed it.
+    """
+    longest = config.get("max_position_embeddings")
+    if type(longest) is not int:
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return longest
+    trained, factor = rope.get("original_max_position_embeddings", longest), rope.get("factor", 1)
+    is_valid = type(trained) is int and type(factor) in (int, float) and math.isfinite(factor)
+    return max(longest, int(trained * factor)) if is_valid else longest
 
 
 def _check_context(name: str, longest: int | None, max_context_len: int | None) -> None:

@@ -45,13 +45,13 @@ from smartspec_py.engines.model_files import (
     existing,
     load_tokenizer,
     log_unused_defaults,
-    num_token_ids,
     stepwise_capabilities,
 )
 from smartspec_py.engines.profile import cached_profile, fingerprint, profile_path
 from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
 from smartspec_py.engines.runtimes.runner import PYTORCH, Runner, RunnerConfig
+from smartspec_py.engines.tokenizer_file import num_token_ids
 from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:

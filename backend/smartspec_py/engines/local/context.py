@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
+from smartspec_py.engines.checkpoints.pair import positions_of
 from smartspec_py.engines.runtimes.machine import free_bytes
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.runner import bytes_per_token
@@ -95,7 +96,7 @@ def choose_cache(
         reason = f"limits.max_context_len is {asked}; one text in {text}"
         return CacheSize(fitting, reason, num_bytes)
     fitting -= fitting % STEP if fitting > STEP else 0
-    reach = getattr(configs[0], "max_position_embeddings", None)
+    reach = positions_of(configs[0].to_dict())
     name = models[0][0].name if reach else ""
     reach = reach or DEFAULT_CONTEXT_LEN
     if reach <= fitting:

@@ -16,7 +16,7 @@ from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS
 from smartspec_py.engines.checkpoints.config import load_config
-from smartspec_py.engines.checkpoints.pair import has_window
+from smartspec_py.engines.checkpoints.pair import has_window, positions_of
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.drafts.eagle.head import EagleConfig, EagleHead, load_eagle
 from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
@@ -89,7 +89,7 @@ class DraftModelKind(DraftKind):
         run_config, limits, devices = setup.own_config, setup.limits, setup.devices
         # The draft model may have fewer positions than the served context.
         hf_config = load_config(self.passes_of, run_config.max_len)
-        positions = getattr(hf_config, "max_position_embeddings", None) or math.inf
+        positions = positions_of(hf_config.to_dict()) or math.inf
         run_config = replace(
             run_config,
             path=self.passes_of,

@@ -17,13 +17,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tokenizers import Tokenizer
-
 LARK_JSON = re.compile(r"%json\s*")
 """What is before a JSON schema in a Lark grammar."""
-
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-"""Text for all readers of answers, also where a tokenizer says that they are special."""
 
 _PIECE = re.compile(
     r"""(?P<comment>//[^\n]*|\#[^\n]*)
@@ -96,17 +91,6 @@ class AddedTokens:
         if text[at:]:
             parts.append(json.dumps(text[at:]))
         return f"({' '.join(parts)})"
-
-
-def with_marks_as_text(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with MARKS as tokens that are not special, so that texts contain them."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    if not any(one.special and one.content in MARKS for one in added):
-        return tokenizer
-    document = json.loads(tokenizer.to_str())
-    for one in document["added_tokens"]:
-        one["special"] = one["special"] and one["content"] not in MARKS
-    return Tokenizer.from_str(json.dumps(document))
 
 
 def _unquoted(quoted: str) -> str | None:

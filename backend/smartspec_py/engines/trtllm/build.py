@@ -22,10 +22,10 @@ from smartspec_py.engines.model_files import (
     existing,
     load_tokenizer,
     log_unused_defaults,
-    num_token_ids,
 )
 from smartspec_py.engines.profile import cached_profile, profile_path
 from smartspec_py.engines.proposer import Proposer
+from smartspec_py.engines.tokenizer_file import num_token_ids
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role, faults_of, read_engine
 from smartspec_py.engines.trtllm.memory import (

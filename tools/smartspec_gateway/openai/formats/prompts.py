@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
 from pydantic_core import from_json
-from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -21,7 +20,7 @@ from smartspec_gateway.openai.formats.call_grammar import CallFormat, format_of
 from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
 from smartspec_gateway.openai.formats.tool_ways import Tools, ways_of
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
-from smartspec_py.engines.structured.token_names import with_marks_as_text
+from smartspec_py.engines.tokenizer_file import num_token_ids, read_tokenizer
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
@@ -60,11 +59,10 @@ class Prompts:
         """
         path = folder / "tokenizer.json"
         try:
-            self._tokenizer = with_marks_as_text(Tokenizer.from_file(str(path)))
+            self._tokenizer = read_tokenizer(folder)
         except Exception as error:  # tokenizers raises plain Exception
             raise PromptError(f"{path} cannot be read: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._num_tokens = num_token_ids(self._tokenizer)
         config = _json(folder / "tokenizer_config.json")
         self._templates = _templates(folder, config, chat_template)
         self.has_reasoning = any(reasoning.END in each for each in self._templates.values())
@@ -159,9 +157,9 @@ class Prompts:
 
     def decode(self, tokens: Sequence[int], param: str = "tokens") -> str:
         """Raises ApiError for a token that does not exist."""
-        size = self._tokenizer.get_vocab_size()
-        if max(tokens, default=0) >= size:
-            raise ApiError(400, f"{param}: got {max(tokens)}, must be in 0..{size - 1}", param)
+        if (highest := max(tokens, default=0)) >= self._num_tokens:
+            rule = f"must be in 0..{self._num_tokens - 1}"
+            raise ApiError(400, f"{param}: got {highest}, {rule}", param)
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
@@ -187,7 +185,7 @@ class Prompts:
 
     def word(self, token: str) -> str:
         """The text of a token id of logit_bias, which must be encoded as this token again."""
-        param, most = "logit_bias", self._tokenizer.get_vocab_size() - 1
+        param, most = "logit_bias", self._num_tokens - 1
         # Python refuses to convert thousands of digits.
         if not token.isdecimal() or len(token) > MAX_DIGITS or int(token) > most:
             raise ApiError(400, f"{param}: got token {token!r:.80}, must be in 0..{most}", param)

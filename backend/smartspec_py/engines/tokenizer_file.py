@@ -1,0 +1,53 @@
+"""Reads the tokenizer of a model, for the server and for the gateway."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""Text for all readers of answers, also where a tokenizer says that they are special."""
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model directory, changed where its file does not fit what is served:
+
+    - There is no truncation or padding, which some files enable for training.
+    - MARKS are not special, so that texts contain them.
+    - Added tokens that the model has no row for are left out, such as Gemma 3's token for images in
+      a model for text. A prompt with such a name is read letter by letter.
+
+    Raises what the library raises, which has no type of its own.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    num_rows, added = _num_rows(folder), tokenizer.get_added_tokens_decoder()
+    absent = {number for number in added if number >= num_rows}
+    if not absent and not any(one.special and one.content in MARKS for one in added.values()):
+        return tokenizer
+    document = json.loads(tokenizer.to_str())
+    kept = [one for one in document["added_tokens"] if one["id"] not in absent]
+    for one in kept:
+        one["special"] = one["special"] and one["content"] not in MARKS
+    vocab = document["model"]["vocab"]
+    if isinstance(vocab, dict):  # a list has no added tokens
+        document["model"]["vocab"] = {s: n for s, n in vocab.items() if n not in absent}
+    return Tokenizer.from_str(json.dumps(document | {"added_tokens": kept}))
+
+
+def num_token_ids(tokenizer: Tokenizer) -> int:
+    """The highest id plus one. Ids may have gaps, so the number of entries may be lower."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _num_rows(folder: Path) -> float:
+    """Of the model's embedding; infinite if its configuration does not tell."""
+    try:
+        size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return math.inf
+    return size if isinstance(size, int) else math.inf
