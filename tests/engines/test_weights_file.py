@@ -143,9 +143,14 @@ def test_files_go_with_their_models_and_beyond_the_bound(model: Path) -> None:
 def test_what_is_larger_than_the_bound_is_not_kept(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And does not remove what is kept of others."""
+    other = model.with_name("other.safetensors")
+    other.write_bytes(b"other")
+    used(opened(other))
     with caplog.at_level("INFO"):
         assert used(opened(model, num_bytes=ROOM + 1))
-    assert not left(model)
+    assert not used(opened(other))
+    assert len(list((model.parent / "kept").iterdir())) == 2
     assert "engine.weights_cache_bytes is 1 MB" in caplog.text
 
 

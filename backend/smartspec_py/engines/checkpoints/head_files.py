@@ -42,9 +42,9 @@ def target_tensor(folder: Path, target: Path, names: Sequence[str], kind: str) -
     folder: the heads that need it. kind: what the tensor is, for messages.
     """
     tensors = file_tensors(target)
-    for name in names:
-        if name in tensors:
-            return tensors[name]
+    known = set(tensors)  # `in` would read a tensor
+    if found := next((name for name in names if name in known), None):
+        return tensors[found]
     raise ModelError(
         f"{folder} has no {kind} and needs that of the target, but {target} has no "
         f"{names[0]}: copy the whole target"

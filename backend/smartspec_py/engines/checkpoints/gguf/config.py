@@ -162,7 +162,10 @@ def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[s
     """The rotary settings that give these divisors. Raises ConfigError if no known ones do."""
     head_dim, theta = config["head_dim"], config["rope_theta"]
     if place.type != "F32" or place.shape != (head_dim // 2,):
-        raise ConfigError(f"{of.file} has {FACTORS} of {place.type} {place.shape}: cannot be read")
+        raise ConfigError(
+            f"{of.file} has a {FACTORS} of the type {place.type} and the shape {place.shape}, "
+            f"which must be F32 and ({head_dim // 2},): get another file of this model"
+        )
     with of.file.open("rb") as opened:
         opened.seek(place.offset)
         divisors = struct.unpack(f"<{head_dim // 2}f", opened.read(place.num_bytes))
@@ -172,11 +175,11 @@ def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[s
         wave_len = 2 * math.pi * theta ** (2 * index / head_dim)
         turns = LLAMA3["original_max_position_embeddings"] / wave_len
         smooth = min(max((turns - low) / (high - low), 0), 1)
-        if factor < 1 or not math.isclose(
-            divisor, 1 / ((1 - smooth) / factor + smooth), rel_tol=1e-4
-        ):
+        wanted = 1 / ((1 - smooth) / factor + smooth)
+        if factor < 1 or not math.isclose(divisor, wanted, rel_tol=1e-4):
             raise ConfigError(
-                f"{of.file} has a {FACTORS} that is not that of Llama 3: cannot be read"
+                f"{of.file} has a {FACTORS} that is not that of Llama 3: divisor {index} is "
+                f"{divisor:g}, and a factor of {factor:g} gives {wanted:g}: get another file"
             )
     return {"rope_type": "llama3", "factor": factor, **LLAMA3}
 

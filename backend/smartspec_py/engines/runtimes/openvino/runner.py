@@ -1,7 +1,7 @@
-"""Runs a model with OpenVINO on a CPU: the same passes as `CausalRunner`, with other kernels.
+"""Runs a model with OpenVINO on a CPU: the same passes as `PyTorchRunner`, with other kernels.
 
 Whole passes are faster than separate calls of PyTorch operators, most of all with many sequences
-of one token (docs/research/performance.md). It supports the same models as `supported`.
+of one token (docs/research/performance.md). It supports the models of `can_write_out`.
 
 The logits of a token have the same bits in every pass, whatever else the pass computes, however
 its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
@@ -391,7 +391,8 @@ def _weights_file(config: RunnerConfig, num_parameters: int) -> WeightsFile | No
     return WeightsFile(
         cache_dir() / "weights",
         source_files(config.path),
-        f"{config.weights}, {config.dtype}, {'' if has_vnni() else 'no '}VNNI",
+        f"{config.weights}, {config.dtype}, {'' if has_vnni() else 'no '}VNNI"
+        + (", 4 bits as they are" if config.keeps_4_bits else ""),
         num_bytes=num_bytes,
         most_bytes=config.weights_cache_bytes,
     )

@@ -111,7 +111,8 @@ class WeightsFile:
     def _begin(self, num_bytes: int, most_bytes: int) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _tidy(self._folder, most_bytes - num_bytes, but=self._index)
+            if num_bytes <= most_bytes:  # else this model would remove all others in vain
+                _tidy(self._folder, most_bytes - num_bytes, but=self._index)
             free = shutil.disk_usage(self._folder).free
             if num_bytes > min(most_bytes, MOST_FREE_SHARE * free):
                 logger.info(
