@@ -88,9 +88,10 @@ help_if_asked() {
     done
 }
 
+# The installation holds absolute paths, so a repository that was moved is installed again.
 stamp_of() {
     local extras="$1" hash
-    hash="$(sha256sum "$REPOSITORY/pyproject.toml" | cut -c1-16)"
+    hash="$(printf '%s\n' "$REPOSITORY" | cat - "$REPOSITORY/pyproject.toml" | sha256sum | cut -c1-16)"
     printf '%s\n' "$VENV/.installed-$hash-${extras//,/-}"
 }
 
@@ -99,15 +100,20 @@ set_up() {
     stamp="$(stamp_of "$extras")"
     [ ! -e "$stamp" ] || return 0
     if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
+        if [ ! -e "$VENV/pyvenv.cfg" ] && [ -n "$(ls -A "$VENV" 2>/dev/null)" ]; then
+            say "VENV: got $VENV, which has files and is no virtual environment; name another folder"
+            return 1
+        fi
         python="$(find_python)" || return 1
         printf 'Creating %s with %s ' "${VENV#"$REPOSITORY/"}" "$("$python" --version)" >&2
         with_dots "$python" -m venv --clear "$VENV" || return 1
     fi
     local pip=("$VENV_PYTHON" -m pip --disable-pip-version-check --no-input)
-    # torch is installed first and alone. Otherwise the resolver installs it with packages for CUDA.
+    # torch is installed first and alone, so that the resolver takes this version for all others.
+    # TORCH_INDEX: of CPU builds of torch. Without it, pip may install the CUDA build.
     torch="$(sed -n 's/^torch = \["\(.*\)"\].*/\1/p' "$REPOSITORY/pyproject.toml")"
     printf 'Installing %s (only once) ' "$torch" >&2
-    quietly "${pip[@]}" install "$torch" || return 1
+    quietly "${pip[@]}" install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch" || return 1
     printf 'Installing the package with %s (only once) ' "$extras" >&2
     quietly "${pip[@]}" install -e "$REPOSITORY[$extras]" || return 1
     touch "$stamp"

@@ -135,6 +135,17 @@ def test_a_python_that_is_absent_is_named(tmp_path: Path) -> None:
     assert done.stderr.startswith("PYTHON: got python9, which is no Python that runs")
 
 
+def test_a_folder_with_other_files_is_not_made_an_environment(tmp_path: Path) -> None:
+    """`VENV` is the folder of an environment, and not the one where many of them are."""
+    (tmp_path / "others").mkdir()
+    environment = os.environ | {"VENV": str(tmp_path)}
+    command = ["bash", "-c", f"source {SETUP}; set_up x"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"VENV: got {tmp_path}, which has files and is no virtual env")
+    assert (tmp_path / "others").is_dir()
+
+
 def test_the_load_test_shows_its_own_options() -> None:
     command = [sys.executable, str(ROOT / "loadtest" / "locustfile.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

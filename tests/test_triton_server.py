@@ -194,6 +194,15 @@ def test_a_second_server_is_kept_out_until_the_first_has_ended(tmp_path: Path) -
         child.kill()
 
 
+@pytest.mark.parametrize("name", ["models", "backends"])
+def test_a_folder_that_no_server_has_written_stays(tmp_path: Path, name: str) -> None:
+    """`--run-dir .` where somebody keeps their models."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(LaunchError, match=f"has a folder {name} that no server has written"):
+        files.lock_run_dir(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A real Triton with the stand-in backend."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,3 +139,14 @@ def test_spreads_without_values() -> None:
     assert ended.failure is not None
     assert ended.failure.endswith("see --model")
     assert markdown(Document({}, [nothing]))
+
+
+def test_a_result_may_go_to_a_device(tmp_path: Path) -> None:
+    """Root could replace it by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    opened = os.open(pipe, os.O_RDWR)
+    write(pipe, Document({"title": "small"}))
+    assert json.loads(os.read(opened, 1 << 16))["about"] == {"title": "small"}
+    os.close(opened)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

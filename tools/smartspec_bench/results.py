@@ -142,10 +142,17 @@ class Recorder:
 
 
 def write(path: Path, document: Document) -> None:
-    """Write the file atomically."""
+    """Write the file atomically; what is no file, such as /dev/null, is written to."""
+    if path.exists() and not path.is_file():
+        path.write_text(_text(document), encoding="utf-8")
+        return
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(asdict(document), allow_nan=False, indent=1), encoding="utf-8")
+    part.write_text(_text(document), encoding="utf-8")
     part.replace(path)
+
+
+def _text(document: Document) -> str:
+    return json.dumps(asdict(document), allow_nan=False, indent=1)
 
 
 def read(path: Path) -> Document:

@@ -158,11 +158,18 @@ def lock_run_dir(run_dir: Path) -> int:
     """Create the directory and lock it. Closing the returned descriptor releases the lock.
 
     No child process inherits the descriptor, so the kernel releases the lock when this process
-    ends, even after a crash. Raises LaunchError if another server holds the lock, else
-    OSError.
+    ends, even after a crash. Raises LaunchError if another server holds the lock, or if folders
+    that a start replaces are not of a server; else OSError.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = run_dir / "lock"
+    for name in (BACKENDS, MODELS):
+        if (run_dir / name).exists() and not lock.exists():
+            raise LaunchError(
+                f"the run directory {run_dir} has a folder {name} that no server has "
+                "written, and that a start would replace: name an empty directory"
+            )
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
