@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 
 from smartspec_bench.streams import Exchange
 from smartspec_cli.app import COMMANDS, app
+from smartspec_cli.commands.serve import _openai_port
 from smartspec_cli.commands.settings import set_keys
 from smartspec_cli.side_by_side import summarise
 from smartspec_launch import paths
-from smartspec_launch.address import free_address
+from smartspec_launch.address import Address, free_address
+from smartspec_launch.gateway import OPENAI_PORT
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
@@ -76,7 +78,10 @@ NOWHERE = "/no/such/folder/file"
         ("serve --set limits.max_queue=0", "--set: limits.max_queue: Input should be greater than"),
         ("serve --set limits.max_quue=1", "limits.max_quue: engine.json has no such key"),
         ("serve --set limits", "--set: got 'limits', must be KEY=VALUE with a key of engine.json"),
-        ("serve --set policy.a=1", "policy.a: policy is not a section of engine.json"),
+        (
+            "serve --policy none --set policy.a=1",
+            "policy.a: policy is not a section of engine.json",
+        ),
         (
             'serve --set planner.batch_table={"rows":[2,1],"draft_lens":[3,2]}',
             "--set: planner.batch_table: rows must ascend from 1 or more, got (2, 1)",
@@ -170,6 +175,14 @@ def test_the_models_of_an_engine_json_are_checked(tmp_path: Path) -> None:
     code, text = invoke("serve", *options, "--set", "limits.max_queue=0")
     assert code == 2
     assert "--set: limits.max_queue" in text
+    for given in (("--model", "x"), ("--draft", "x"), ("--lora", "a=x")):
+        code, text = invoke("serve", *options, *given)
+        assert (code, text.count("\n")) == (2, 1)
+        assert f"{given[0]}: cannot be given together with --config" in text
+    for name, value in (("--policy", "x"), ("--max-context-len", "-1"), ("--num-threads", "-1")):
+        code, text = invoke("serve", *options, name, value)
+        assert (code, text.count("\n")) == (2, 1)
+        assert text.startswith(f"smartspec: {name}: "), "it replaces that of the file"
     config.write_text('{"engine": {"model": "model"}}')
     code, text = invoke("serve", *options)
     assert code == 2
@@ -189,6 +202,22 @@ def test_serve_with_the_wheel_stays_on_loopback() -> None:
     assert warning.startswith("smartspec: warning: Triton 2.51 listening on 0.0.0.0: ")
     assert "CVE-2025-23310" in warning
     assert "the three ports must differ" in refusal
+
+
+def test_what_is_written_as_a_path_is_no_name_of_the_hub(tmp_path: Path) -> None:
+    for text in ("./models/qwen", "../qwen", "models/qwen/", "~/qwen"):
+        code, said = invoke("serve", "--model", text, *PORTS)
+        assert (code, said.count("\n")) == (2, 1)
+        assert "qwen does not exist" in said
+    blocked = tmp_path / "blocked"
+    blocked.mkdir(mode=0)
+    if os.geteuid():
+        code, said = invoke("serve", "--model", str(blocked / "m"), *PORTS)
+        assert (code, said.count("\n")) == (2, 1)
+
+
+def test_the_port_of_the_openai_endpoint_is_not_taken_twice() -> None:
+    assert _openai_port(Address(http_port=OPENAI_PORT), None) == 0
 
 
 def test_values_of_set_are_json_or_text() -> None:

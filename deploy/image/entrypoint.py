@@ -47,7 +47,7 @@ def main() -> int:
     address = Address(os.environ.get("SMARTSPEC_HOST", "0.0.0.0"))
     folder = paths.run_dir(address.http_port)
     try:
-        config = with_cache(paths.with_absolute_paths(read_config(path), path.parent))
+        config = paths.with_profile_cache(paths.with_absolute_paths(read_config(path), path.parent))
         check_exposure(address)
         config = with_local_models(config, partial(print, file=sys.stderr, flush=True))
         server = TritonServer(
@@ -83,14 +83,6 @@ def check_exposure(address: Address) -> None:
         raise LaunchError(f"{reason}; use a newer image, or SMARTSPEC_HOST=127.0.0.1")
     if reason:
         print(f"Warning: {reason}; publish the ports to clients that you trust", file=sys.stderr)
-
-
-def with_cache(config: ServerConfig) -> ServerConfig:
-    """The config with a default profile_cache, if its engine has this key and it is not set."""
-    if getattr(config.engine, "profile_cache", "") is not None:
-        return config
-    engine = config.engine.model_copy(update={"profile_cache": str(paths.profile_cache())})
-    return config.model_copy(update={"engine": engine})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from smartspec_launch.address import Address
 from smartspec_launch.interpreter import LaunchError
-from smartspec_launch.paths import with_absolute_paths
+from smartspec_launch.paths import with_absolute_paths, with_profile_cache
 from smartspec_py.config import read_config
 
 
@@ -49,7 +49,7 @@ def refused(
 )
 def test_paths_are_relative_to_the_file(tmp_path: Path, kind: str, keys: tuple[str, ...]) -> None:
     path = write(tmp_path, {"kind": kind, **{key: f"../{key}" for key in keys}})
-    config = entrypoint.with_cache(with_absolute_paths(read_config(path), tmp_path))
+    config = with_profile_cache(with_absolute_paths(read_config(path), tmp_path))
     assert config.engine.paths() == {key: str(tmp_path.parent / key) for key in keys}
 
 
@@ -74,7 +74,7 @@ def test_adapters_are_relative_to_the_file(tmp_path: Path) -> None:
 def test_the_default_place_of_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
     path = write(tmp_path, {"model": "/nowhere"}, limits={"drain_s": 3.5})
-    config = entrypoint.with_cache(read_config(path))
+    config = with_profile_cache(read_config(path))
     paths = {"model": "/nowhere", "profile_cache": "/var/cache/smartspec/profiles"}
     assert config.engine.paths() == paths
     assert config.limits.drain_s == 3.5

@@ -31,6 +31,8 @@ from smartspec_gateway.workers import Workers
 from smartspec_py.api.contract import GATEWAY
 
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+DIRECT = ("grpc.enable_http_proxy", 0)
+"""Triton is on this machine, whatever `http_proxy` says."""
 STRICT = "triton_grpc_error"
 """Metadata of a stream: Triton ends it with the status of an error, instead of a message with only
 its text."""
@@ -68,7 +70,7 @@ class GrpcFront:
         """triton_url: host:port of Triton's gRPC."""
         self._limits, self._workers, self._names = limits, workers, names
         self._num_streams = 0
-        self._channel = grpc.aio.insecure_channel(triton_url, options=UNLIMITED)
+        self._channel = grpc.aio.insecure_channel(triton_url, options=[*UNLIMITED, DIRECT])
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=MAX_CALLS,
             options=[

@@ -24,6 +24,10 @@ NAME = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 
+LOOK_UP_S = 20.0
+"""Longest wait for each answer of the hub. Without a limit, a firewall that drops packets stopped
+each start for minutes, also of a model in the cache."""
+
 HEADER_BYTES = 16 << 20
 """Of a GGUF file, with its whole header: that of a vocabulary of 152 thousand tokens has 6 MB."""
 
@@ -126,7 +130,9 @@ def open_repository(key: str, name: HubName) -> Repository:
 
     with errors_of(key, name):
         try:
-            found = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True)
+            found = HfApi().model_info(
+                name.repository, revision=name.revision, files_metadata=True, timeout=LOOK_UP_S
+            )
         except (RepositoryNotFoundError, RevisionNotFoundError):
             raise
         except Exception as error:  # of the network, or of HF_HUB_OFFLINE

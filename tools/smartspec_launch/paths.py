@@ -39,6 +39,15 @@ def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
     return config.model_copy(update={"engine": config.engine.with_paths(paths)})
 
 
+def with_profile_cache(config: ServerConfig) -> ServerConfig:
+    """The configuration with the default `engine.profile_cache`, if its engine has this key and the
+    file does not name it."""
+    if getattr(config.engine, "profile_cache", "") is not None:
+        return config
+    engine = config.engine.model_copy(update={"profile_cache": str(profile_cache())})
+    return config.model_copy(update={"engine": engine})
+
+
 def hub_names(config: ServerConfig, folder: Path) -> dict[str, HubName]:
     """The names of the hub by their keys of `engine`. What is a path that exists is no name."""
     names = {

@@ -124,10 +124,7 @@ def check(
     nothing, or in float32 an adapter differs from its merged model by more than rounding.
     """
     check_outputs(json=json_file)
-    engine = {"profile_cache": None}
-    checked = server_config(
-        model, draft, heads, config, settings, lora=lora, engine=engine, limits=LIMITS
-    )
+    checked = server_config(model, draft, heads, config, settings, lora=lora, limits=LIMITS)
     folder = tokenizer_dir(checked)
     template = parsed("model", chat_template, folder)
     adapters = (None, *adapter_names(checked))

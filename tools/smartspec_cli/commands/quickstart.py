@@ -35,6 +35,7 @@ from smartspec_cli.commands.settings import (
     Heads,
     Model,
     Temperature,
+    check_model_files,
     parsed,
     policies_of,
     server_config,
@@ -89,6 +90,7 @@ def quickstart(
     engine = {"profile_cache": str(CACHE / "profiles")}
     limits = {"max_sequences": MAX_SEQUENCES}
     config = server_config(*models, None, settings, engine=engine, limits=limits)
+    check_model_files(config)
     model_dir = tokenizer_dir(config)
     assert model_dir is not None
     prompts = prompts_for(model_dir, config.served_model_name[0])

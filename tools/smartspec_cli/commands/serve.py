@@ -19,6 +19,7 @@ from smartspec_cli.commands.settings import (
     Heads,
     Lora,
     Model,
+    check_model_files,
     engine_option,
     limits_option,
     server_config,
@@ -34,9 +35,6 @@ from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import ModelRefusedError, TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import LocalEngineConfig, ServerConfig
-from smartspec_py.engines.checkpoints.adapter_config import read_adapter_config
-from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
-from smartspec_py.engines.checkpoints.pair import check_pair_files
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
@@ -44,7 +42,6 @@ LOOK_S = 2.0
 """For the answer of what listens on a port."""
 
 _ADDRESS = Address()
-_DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
 _of_models = partial(typer.Option, rich_help_panel="Models")
 _of_address = partial(typer.Option, rich_help_panel="Address")
 
@@ -57,9 +54,11 @@ def serve(
     config: Config = None,
     settings: Changes = None,
     policy: Annotated[
-        str,
-        _of_models(help="Default policy: none, fixed:K, batch_table, goodput_global or goodput."),
-    ] = _DEFAULT_POLICY,
+        str | None,
+        _of_models(
+            help="Default policy: none, fixed:K, batch_table, goodput_global or goodput (default)."
+        ),
+    ] = None,
     dtype: Annotated[str | None, engine_option("dtype")] = None,
     weights: Annotated[str | None, engine_option("weights")] = None,
     kv_cache: Annotated[str | None, engine_option("kv_cache")] = None,
@@ -67,7 +66,10 @@ def serve(
     runtime: Annotated[str | None, engine_option("runtime")] = None,
     max_context_len: Annotated[int | None, limits_option("max_context_len")] = None,
     host: Annotated[
-        str, _of_address(help="Address to listen on. There is no authentication.")
+        str,
+        _of_address(
+            help="Address to listen on. Only the OpenAI-compatible endpoint can ask for a key."
+        ),
     ] = _ADDRESS.host,
     allow_remote: Annotated[
         bool,
@@ -146,16 +148,18 @@ def serve(
     checked = server_config(
         *models,
         lora=lora,
-        engine={**engine, "num_threads": num_threads},
-        limits={"max_context_len": max_context_len},
-        policy=policy,
-        explain=explain,
-        served_model_name=served_model_name or [],
+        options={
+            "engine": {**engine, "num_threads": num_threads},
+            "limits": {"max_context_len": max_context_len},
+            "policy": policy,
+            "explain": explain or None,
+            "served_model_name": served_model_name or None,
+        },
     )
     console = Console(stderr=True)
     if console.is_terminal and (draft_name := suggested_draft(checked)):
         note(f"A draft model with the same tokens is --draft {draft_name}")
-    _check_files(checked)
+    check_model_files(checked)
     tokenizer = tokenizer_dir(checked)
     openai = None
     if openai_port and tokenizer is not None:
@@ -215,14 +219,14 @@ def _openai_port(address: Address, port: int | None) -> int:
     """The port of the OpenAI-compatible endpoint; 0 if there is none."""
     if port == 0:
         return 0
-    if port is None and not can_bind(address.host, OPENAI_PORT):
+    others = (address.http_port, address.grpc_port, address.metrics_port)
+    if port is None and (OPENAI_PORT in others or not can_bind(address.host, OPENAI_PORT)):
         note(
             f"smartspec: port {OPENAI_PORT} is taken, so there is no OpenAI-compatible endpoint: "
             "choose a port with --openai-port."
         )
         return 0
     if port is not None:
-        others = (address.http_port, address.grpc_port, address.metrics_port)
         if not 1 <= port <= 65535 or port in others:
             rule = "must be in 1..65535 and differ from the other ports"
             fail(f"--openai-port: got {port}, {rule}", USAGE_ERROR)
@@ -250,20 +254,3 @@ def _check_address(address: Address) -> None:
             f"cannot listen on {address.host} port {taken[0]}{who} choose other ports with "
             "--http-port, --grpc-port and --metrics-port"
         )
-
-
-def _check_files(config: ServerConfig) -> None:
-    """Check the files that can be checked quickly. The backend checks the rest, which needs
-    PyTorch. Importing PyTorch here too would make every start seconds longer."""
-    engine = config.engine
-    if not isinstance(engine, LocalEngineConfig):
-        return
-    draft = None if engine.draft is None else Path(engine.draft)
-    try:
-        check_pair_files(Path(engine.model), draft, config.limits.max_context_len)
-        if engine.heads is not None:
-            check_heads(Path(engine.heads))
-        for folder in engine.lora.values():
-            read_adapter_config(Path(folder))
-    except ModelError as error:
-        fail(str(error), USAGE_ERROR)

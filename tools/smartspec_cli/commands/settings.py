@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
@@ -19,6 +19,9 @@ from smartspec_launch.interpreter import LaunchError
 from smartspec_launch.models import with_local_models
 from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
+from smartspec_py.engines.checkpoints.adapter_config import read_adapter_config
+from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
+from smartspec_py.engines.checkpoints.pair import check_pair_files
 from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
@@ -27,20 +30,29 @@ if TYPE_CHECKING:
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
 _option = partial(typer.Option, rich_help_panel="Models")
+
+
+def path_or_name(text: str) -> Path:
+    """What begins with a dot or a tilde, or ends with a slash, is a path and no name of the hub."""
+    is_path = text.startswith((".", "~")) or text.endswith("/")
+    return Path(text).expanduser().absolute() if is_path else Path(text)
+
+
+_model = partial(_option, parser=path_or_name, metavar="<path>")
 Model = Annotated[
     Path | None,
-    _option(
+    _model(
         help="Directory or GGUF file of the target model, or its name on the Hugging Face hub: "
         "OWNER/NAME, with @REVISION, and with :Q4_K_M for a GGUF file of this quantisation."
     ),
 ]
 Draft = Annotated[
     Path | None,
-    _option(help="Directory, GGUF file or hub name of the draft model; default: no draft model."),
+    _model(help="Directory, GGUF file or hub name of the draft model; default: no draft model."),
 ]
 Heads = Annotated[
     Path | None,
-    _option(
+    _model(
         help="Directory or hub name of Medusa heads, or of an EAGLE-3 head, trained for the target "
         "model."
     ),
@@ -57,8 +69,8 @@ Lora = Annotated[
 Config = Annotated[
     Path | None,
     _option(
-        help="An engine.json. It replaces the other options for models. "
-        "Required for TensorRT-LLM engines."
+        help="An engine.json, instead of --model, --draft, --heads and --lora. Options that are "
+        "given beside it replace its keys. Required for TensorRT-LLM engines."
     ),
 ]
 Changes = Annotated[
@@ -103,21 +115,25 @@ def server_config(
     config: Path | None,
     changes: Sequence[str] | None,
     lora: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> ServerConfig:
     """The configuration of the options, with absolute paths.
 
-    defaults: top-level keys and sections of engine.json. An engine.json has none of them. None
-    values of `engine` are not given.
+    options: top-level keys and sections of engine.json that are on the command line; None is not
+    given. They replace those of the file of `config`. defaults: the same where there is no file.
     """
     engine = {"kind": "local", "profile_cache": str(paths.profile_cache().resolve())}
-    engine |= {key: one for key, one in defaults.get("engine", {}).items() if one is not None}
-    settings: dict[str, Any] = {**defaults, "engine": engine}
+    settings: dict[str, Any] = {**defaults, "engine": engine | defaults.get("engine", {})}
     if config is not None:
         try:
             given = paths.with_absolute_paths(read_config(config), config.resolve().parent)
+            given = paths.with_profile_cache(given)
         except ConfigError as error:
             fail(str(error), USAGE_ERROR)
+        for name, value in (("model", model), ("draft", draft), ("heads", heads), ("lora", lora)):
+            if value:
+                fail(f"--{name}: cannot be given together with --config: set it there", USAGE_ERROR)
         settings = given.model_dump(mode="json")
     elif model is None:
         fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
@@ -126,12 +142,20 @@ def server_config(
             if path is not None:
                 settings["engine"][name] = str(path)
         settings["engine"]["lora"] = adapter_folders(lora or ())
+    for key, value in (options or {}).items():
+        if isinstance(value, Mapping):
+            given_keys = {name: one for name, one in value.items() if one is not None}
+            settings[key] = settings.get(key, {}) | given_keys
+        elif value is not None:
+            settings[key] = value
     keys = set_keys(settings, changes or ())
     checked = checked_config(settings, keys)
-    if config is None or changes:
-        checked = paths.with_absolute_paths(checked, Path.cwd())
     try:
+        if config is None or changes:
+            checked = paths.with_absolute_paths(checked, Path.cwd())
         return with_local_models(checked, note)
+    except OSError as error:  # as of a folder that this user may not enter
+        fail(f"{error.filename} cannot be read: {error.strerror}", USAGE_ERROR)
     except ConfigError as error:
         fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
     except LaunchError as error:
@@ -198,6 +222,23 @@ def _name_of(place: Sequence[int | str], keys: Sequence[str]) -> str:
     if any(path.startswith(key) or key.startswith(path) for key in keys):
         return f"set: {path}"
     return path.rpartition(".")[2].replace("_", "-")
+
+
+def check_model_files(config: ServerConfig) -> None:
+    """Check the files that can be checked quickly. The backend checks the rest, which needs
+    PyTorch. Importing PyTorch here too would make every start seconds longer."""
+    engine = config.engine
+    if not isinstance(engine, LocalEngineConfig):
+        return
+    draft = None if engine.draft is None else Path(engine.draft)
+    try:
+        check_pair_files(Path(engine.model), draft, config.limits.max_context_len)
+        if engine.heads is not None:
+            check_heads(Path(engine.heads))
+        for folder in engine.lora.values():
+            read_adapter_config(Path(folder))
+    except ModelError as error:
+        fail(str(error), USAGE_ERROR)
 
 
 def engine_of(config: ServerConfig) -> Engine:
