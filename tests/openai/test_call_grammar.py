@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, ToolParser
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.structured.guides import compiled, grammar_text
-from smartspec_py.engines.structured.token_names import MARKS, AddedTokens, with_marks_as_text
+from smartspec_py.engines.structured.token_names import AddedTokens
 from smartspec_py.engines.structured.trial import new_tokenizer
+from smartspec_py.engines.tokenizer_file import MARKS, read_tokenizer
 
 FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
 SCHEMA = {
@@ -56,7 +58,9 @@ def with_marks(is_special: bool) -> Tokenizer:
         found.add_special_tokens(marks)
     else:
         found.add_tokens(marks)
-    return with_marks_as_text(found)
+    with TemporaryDirectory() as folder:
+        found.save(f"{folder}/tokenizer.json")
+        return read_tokenizer(Path(folder))
 
 
 TOKENIZERS = {

@@ -18,7 +18,7 @@ from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ToolParser
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.structured.token_names import MARKS
+from smartspec_py.engines.tokenizer_file import MARKS
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate
 
