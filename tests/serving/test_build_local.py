@@ -182,9 +182,14 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
         raise RuntimeError("no kernel for this processor\nat core.cpp:117")
 
     monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.load_openvino_runner", fail)
-    engine = build_local.build_local(config(), LIMITS, tmp_path)
+    limits = LimitsConfig(max_sequences=2, cache_bytes=4 << 20)
+    engine = build_local.build_local(config(), limits, tmp_path)
     engine.target.close()
     assert engine.kernels.count("PyTorch") == 2
     assert "OpenVINO cannot compute target (no kernel for this processor): PyTorch" in caplog.text
+    of_pytorch = build_local.build_local(config(runtime="torch"), limits, tmp_path)
+    of_pytorch.target.close()
+    # As without OpenVINO, whose cache could hold one text of twice the length.
+    assert engine.target.capabilities == of_pytorch.target.capabilities
     with pytest.raises(ConfigError, match=r"engine\.runtime: openvino cannot be used: no kernel"):
         build_local.build_local(config(runtime="openvino"), LIMITS, tmp_path)

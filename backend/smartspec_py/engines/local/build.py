@@ -37,7 +37,7 @@ from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import dtype_of, dtype_text, place
 from smartspec_py.engines.local.kinds import DraftKind, DraftModelKind, EagleKind, MedusaKind, Setup
-from smartspec_py.engines.local.load import has_blocks, load, named
+from smartspec_py.engines.local.load import NoOpenVinoError, has_blocks, load, named
 from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
 from smartspec_py.engines.model_files import (
@@ -84,9 +84,13 @@ def _build(config: LocalEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     # Its worker threads would spin on cores that OpenVINO's threads or other programs need: beside
     # a busy program, weights took 6 s to round with two threads, and 0.2 s with one.
     torch.set_num_threads(1)
-    setup, kinds = _read(config, limits, folder)
-    target = _target(setup)
-    proposers = {kind.name: kind.load(setup, target.runner) for kind in kinds}
+    try:
+        setup, kinds, target, proposers = _loaded(config, limits, folder)
+    except NoOpenVinoError as error:
+        # Every model: a cache of rows has another size, and so another context length.
+        logger.warning("%s: PyTorch computes all models", error)
+        config = config.model_copy(update={"runtime": "torch"})
+        setup, kinds, target, proposers = _loaded(config, limits, folder)
     drafter = next((p for p in proposers.values() if isinstance(p, DraftModelProposer)), None)
     runners = [target.runner] + ([drafter.runner] if drafter else [])
     if any(runner.runtime == PYTORCH for runner in runners):
@@ -99,6 +103,14 @@ def _build(config: LocalEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         runner.release()
         runner.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     return _engine(setup, target, proposers, cost, stored_at, about=about)
+
+
+def _loaded(
+    config: LocalEngineConfig, limits: LimitsConfig, folder: Path
+) -> tuple[Setup, list[DraftKind], LocalTarget, dict[str, Proposer]]:
+    setup, kinds = _read(config, limits, folder)
+    target = _target(setup)
+    return setup, kinds, target, {kind.name: kind.load(setup, target.runner) for kind in kinds}
 
 
 def _read(

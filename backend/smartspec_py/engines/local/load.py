@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class NoOpenVinoError(Exception):
+    """OpenVINO was chosen and cannot compile a model. The message says which, and why."""
+
+
 @contextmanager
 def named(key: str) -> Iterator[None]:
     """Errors of the engine as ConfigError with the key's name."""
@@ -44,7 +48,7 @@ def uses_graphs(config: LocalEngineConfig, device: torch.device) -> bool:
 
 def load(key: str, run_config: RunnerConfig, config: LocalEngineConfig) -> Runner:
     """Load a runner. Raises ConfigError, with the key's name, if the engine cannot serve the
-    model."""
+    model, and NoOpenVinoError."""
     with named(key):
         if config.weights == FP8 and not has_float8(run_config.device):
             raise ConfigError(
@@ -81,7 +85,8 @@ def has_blocks(folder: Path, device: torch.device, config: LocalEngineConfig, ma
 def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:
     """None if PyTorch computes the model. OpenVINO has kernels for fewer processors.
 
-    Raises ConfigError if OpenVINO is configured but cannot be used. Raises ModelError.
+    Raises ConfigError if OpenVINO is configured but cannot be used. Raises ModelError and, if it
+    fails to compile the model, NoOpenVinoError.
     """
     if runtime == "torch":
         return None
@@ -94,11 +99,8 @@ def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:
         except RuntimeError as error:
             reason = first_line(error)
             if runtime == "auto":
-                logger.warning(
-                    "OpenVINO cannot compute %s (%s): PyTorch computes it",
-                    run_config.path.name,
-                    reason,
-                )
+                text = f"OpenVINO cannot compute {run_config.path.name} ({reason})"
+                raise NoOpenVinoError(text) from error
     if runtime == "openvino":
         raise ConfigError(f"engine.json: engine.runtime: openvino cannot be used: {reason}")
     return None
