@@ -190,6 +190,25 @@ def test_a_tied_output_layer_is_the_embedding(
         load(replace(CONFIG, path=tmp_path))
 
 
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_a_tied_output_layer_may_be_stored_as_the_only_one_of_the_two(
+    tmp_path: Path, load: Callable[[RunnerConfig], Runner], weights: str
+) -> None:
+    """As `safetensors.torch.save_model` writes it."""
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path)
+    config = replace(CONFIG, path=tmp_path)
+    if load is load_openvino_runner:
+        config = replace(config, weights=weights)
+    expected = load(config).forward(PROMPT).logits
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, path, {"format": "pt"})
+    assert torch.equal(load(config).forward(PROMPT).logits, expected)
+
+
 NAME = "model.layers.1.mlp.up_proj.weight"
 
 

@@ -138,8 +138,9 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         tensor of another type or shape, or with a number that is not finite in this precision."""
         self._folder, self._dtype = folder, dtype
         self._tensors = file_tensors(folder)
+        self._names = {name: name for name in self._tensors}
+        """In the files, by the names of the model's parameters."""
         self._checked: set[str] = set()
-        self._left_out: set[str] = set()
         self.shapes: dict[str, torch.Size] = {}
         """Of the model's parameters, once they are known."""
         self._steps: Steps | None = None
@@ -148,18 +149,20 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
     def expect(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Check that those of these names have these shapes, and report the reading of them."""
         self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        names = set(self)  # `in` would read them
-        num_numbers = sum(tensor.numel() for name, tensor in tensors.items() if name in names)
+        num_numbers = sum(each.numel() for name, each in tensors.items() if name in self._names)
         self._steps = Steps(READING, num_numbers, num_bytes(self._folder))
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Be without these tensors from now on."""
-        self._left_out |= set(names)
+        for name in names:
+            del self._names[name]
+
+    def rename(self, name: str, parameter: str) -> None:
+        """Return the tensor of this name as that of this parameter of the model."""
+        self._names[parameter] = self._names.pop(name)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self._left_out:
-            raise KeyError(name)
-        tensor = self._tensors[name]
+        tensor = self._tensors[self._names[name]]
         if name not in self._checked:
             check_type(name, tensor.dtype, self._folder)
             check_shape(name, tensor.shape, self.shapes.get(name, tensor.shape), self._folder)
@@ -171,9 +174,9 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         """The matrix; its parts are checked when they are read."""
         matrix: Rows | None = None
         if isinstance(self._tensors, GgufWeights):
-            matrix = self._tensors.rows(name)
+            matrix = self._tensors.rows(self._names[name])
         elif isinstance(self._tensors, QuantizedTensors):
-            matrix = self._tensors.integers(name)
+            matrix = self._tensors.integers(self._names[name])
         if matrix is None:
             return TensorRows(self[name])
         check_shape(name, matrix.shape, self.shapes.get(name, matrix.shape), self._folder)
@@ -188,7 +191,7 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         """The matrix as its file has it; None if it is not quantised, or is in a GGUF file."""
         if not isinstance(self._tensors, QuantizedTensors):
             return None
-        matrix = self._tensors.integers(name)
+        matrix = self._tensors.integers(self._names[name])
         if matrix is not None:
             check_shape(name, matrix.shape, self.shapes.get(name, matrix.shape), self._folder)
             check_finite(name, matrix.scales, self._dtype, self._folder)
@@ -205,10 +208,10 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
                 self._steps.add(num_numbers)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._tensors if name not in self._left_out)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._names)
 
 
 class _CheckedRows:

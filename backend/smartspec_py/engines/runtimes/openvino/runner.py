@@ -368,15 +368,18 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     files = CheckedTensors(config.path, config.dtype)
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    is_tied, names = hf_config.tie_word_embeddings, set(files)
+    if is_tied and head in names and embedding not in names:
+        files.rename(head, embedding)  # so `safetensors.torch.save_model` writes tied tensors
     missing = {name for name, _ in model.named_parameters()} - set(files)
     check_complete(missing, config.path)
     unexpected = set(files) - set(model.state_dict())
     check_used(unexpected, files, config.path)
     files.leave_out(unexpected)
     files.expect(model.state_dict())
-    pair = "model.embed_tokens.weight", "lm_head.weight"
-    if hf_config.tie_word_embeddings and set(pair) <= set(files):
-        check_tied(torch.equal(*(files[name] for name in pair)), config.path)
+    if is_tied and {head, embedding} <= names:
+        check_tied(torch.equal(files[embedding], files[head]), config.path)
     if config.weights == "auto":
         config = replace(config, weights=auto_weights(model.num_parameters()))
     file = _weights_file(config, model.num_parameters())
