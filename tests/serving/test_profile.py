@@ -506,16 +506,24 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
     assert computed == [num_computed] * 2
 
 
-def test_fingerprint_tells_models_apart(tmp_path: Path) -> None:
-    """By the configuration, and by names and sizes of the weight files."""
+@pytest.mark.parametrize("suffix", ["safetensors", "bin", "pt"])
+def test_fingerprint_tells_models_apart(tmp_path: Path, suffix: str) -> None:
+    """By the configuration, and by names, sizes and numbers of the weight files."""
     found = []
-    for number, (config, file, size) in enumerate(
-        [("{}", "m", 8), ("{}", "m", 8), ('{"x": 1}', "m", 8), ("{}", "m", 9), ("{}", "n", 8)]
+    for number, (config, file, weights) in enumerate(
+        [
+            ("{}", "m", bytes(8)),
+            ("{}", "m", bytes(8)),
+            ('{"x": 1}', "m", bytes(8)),
+            ("{}", "m", bytes(9)),
+            ("{}", "n", bytes(8)),
+            ("{}", "m", bytes([1] * 8)),
+        ]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "config.json").write_text(config)
-        (folder / f"{file}.safetensors").write_bytes(bytes(size))
+        (folder / f"{file}.{suffix}").write_bytes(weights)
         found.append(fingerprint(folder))
     assert found[0] == found[1]
-    assert len(set(found)) == 4
+    assert len(set(found)) == 5

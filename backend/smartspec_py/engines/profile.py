@@ -38,6 +38,8 @@ the costs. More tokens never take less than this share of the time of fewer ones
 PREPARING_S = 0.5
 """Seconds for the first passes of each size, at a start with a stored profile."""
 
+WEIGHT_SUFFIXES, SAMPLE_BYTES = (".safetensors", ".bin", ".pt"), 4096
+
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
 
@@ -205,11 +207,17 @@ def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
 
 
 def fingerprint(folder: Path, config: str = "config.json") -> str:
-    """A hash of a model directory: its config, and the names and sizes of its weight files, or
-    where the weights are in a GGUF file."""
-    digest = hashlib.sha256((folder / config).read_bytes())
-    for path in folder.glob("gguf.json"):
-        digest.update(path.read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{path.name}:{path.stat().st_size}".encode())
+    """A hash of a model directory: its config, and of its weight files the names, the sizes and a
+    sample, which differs if the same model was trained again; or where its GGUF file is."""
+    digest = hashlib.sha256()
+    for path in (folder / config, folder / "gguf.json"):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    for path in sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for place in (size // 2, max(0, size - SAMPLE_BYTES)):
+                file.seek(place)
+                digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()

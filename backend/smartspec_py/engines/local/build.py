@@ -155,7 +155,7 @@ def _read(
 def _heads(folder: Path, run_config: RunnerConfig, has_draft: bool) -> DraftKind:
     check_heads(folder)
     if not is_eagle(folder):
-        return MedusaKind(load_heads(folder, run_config))
+        return MedusaKind(folder, load_heads(folder, run_config))
     if has_draft:
         raise ModelError(
             "an EAGLE head and a draft model cannot be loaded together: leave out engine.draft, or "
@@ -226,10 +226,9 @@ def _measured(
 ) -> tuple[CostModel, Path | None]:
     """The costs, and the file that stores them."""
     config, limits, runner = setup.config, setup.limits, target.runner
-    drafting = [kind.passes_of for kind in kinds if kind.passes_of]
     identity = [
         fingerprint(setup.run_config.path),
-        fingerprint(drafting[0]) if drafting else "no draft",
+        *(f"{kind.name}: {fingerprint(kind.folder)}" for kind in kinds),
         f"{setup.devices.kinds}, {runner.config.dtype}, {setup.run_config.num_threads} threads",
         about + (", with states" if setup.run_config.gives_hidden else ""),
         f"torch {torch.__version__}, transformers {transformers.__version__}",

@@ -63,14 +63,14 @@ class Setup:
 
 class DraftKind(ABC):
     """name: that requests use. gives_hidden, state_layers: what the target must give, see
-    `RunnerConfig`. may_branch: whether it drafts trees, if the target verifies them. passes_of:
-    the files of the model whose passes draft; None if it has no passes."""
+    `RunnerConfig`. may_branch: whether it drafts trees, if the target verifies them. folder: its
+    files."""
 
     name: ClassVar[str]
     gives_hidden: bool = False
     state_layers: tuple[int, ...] = ()
     may_branch: bool = True
-    passes_of: Path | None = None
+    folder: Path
 
     @abstractmethod
     def load(self, setup: Setup, target: Runner) -> Proposer:
@@ -82,17 +82,16 @@ class DraftModelKind(DraftKind):
     may_branch = False
 
     def __init__(self, folder: Path) -> None:
-        self.passes_of = folder
+        self.folder = folder
 
     def load(self, setup: Setup, target: Runner) -> DraftModelProposer:
-        assert self.passes_of is not None
         run_config, limits, devices = setup.own_config, setup.limits, setup.devices
         # The draft model may have fewer positions than the served context.
-        hf_config = load_config(self.passes_of, run_config.max_len)
+        hf_config = load_config(self.folder, run_config.max_len)
         positions = positions_of(hf_config.to_dict()) or math.inf
         run_config = replace(
             run_config,
-            path=self.passes_of,
+            path=self.folder,
             device=devices.draft,
             max_len=int(min(run_config.max_len, positions)),
             weights=target.config.weights,
@@ -112,8 +111,8 @@ class MedusaKind(DraftKind):
     name = HEADS
     gives_hidden = True
 
-    def __init__(self, heads: MedusaHeads) -> None:
-        self._heads = heads
+    def __init__(self, folder: Path, heads: MedusaHeads) -> None:
+        self.folder, self._heads = folder, heads
 
     def load(self, setup: Setup, target: Runner) -> MedusaProposer:
         tree_context_len = setup.tree_context_len(target)
@@ -125,7 +124,7 @@ class EagleKind(DraftKind):
 
     def __init__(self, config: EagleConfig) -> None:
         self._config = config
-        self.passes_of, self.state_layers = config.folder, config.layer_ids
+        self.folder, self.state_layers = config.folder, config.layer_ids
 
     def load(self, setup: Setup, target: Runner) -> EagleProposer:
         run_config, limits = replace(setup.own_config, weights=target.config.weights), setup.limits
