@@ -51,11 +51,12 @@ def test_lockstep_prints_its_table(fake: str) -> None:
     assert "one request at a time" in result.stderr
 
 
-def test_a_server_that_is_not_there() -> None:
-    options = ["--url", "http://127.0.0.1:1", "--rounds", "1"]
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1"])
+def test_a_server_that_is_not_there(url: str) -> None:
+    options = ["--url", url, "--rounds", "1"]
     result = CliRunner().invoke(app, ["bench", "live", *options])
     assert result.exit_code == 1
-    assert "Cannot connect" in result.stderr
+    assert "Cannot connect to host 127.0.0.1:1" in result.stderr
 
 
 GPU_IMAGE = """

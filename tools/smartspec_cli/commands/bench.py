@@ -206,11 +206,14 @@ def live(
         if draft or heads or config or overhead:
             fail("--url excludes --draft, --heads, --config and --overhead", USAGE_ERROR)
         load = replace(load, template=parsed("model", chat_template, model))
-        about = described("Policies on a running server", url=url)
+        address = url if "://" in url else f"http://{url}"
+        about = described("Policies on a running server", url=address)
         _run(
             about,
             json_file,
-            lambda recorder, say: asyncio.run(_on_server(url, names, load, {}, recorder, say)),
+            lambda recorder, say: asyncio.run(
+                _on_server(HttpStreams(address), names, load, {}, recorder, say)
+            ),
         )
         return
     limits = {**LIMITS, "max_sequences": max(sizes)}
@@ -229,7 +232,8 @@ def live(
             if overhead:
                 local = stack.enter_context(serving(engine_of(checked), checked))
                 beside = {f"{name}{IN_PROCESS}": in_process(local, load) for name in names}
-            asyncio.run(_on_server(address.grpc_url, names, load, beside, recorder, say))
+            streams = GrpcStreams(address.grpc_url)
+            asyncio.run(_on_server(streams, names, load, beside, recorder, say))
 
     _run(described("Policies on Triton", **_about(checked, temperature)), json_file, measure)
 
@@ -243,17 +247,15 @@ def _served(model: Path | None, heads: Path | None) -> tuple[Path, Path | None]:
 
 
 async def _on_server(
-    url: str,
+    streams: HttpStreams | GrpcStreams,
     names: Sequence[str],
     load: Load,
     beside: dict[str, Serve],
     recorder: Recorder,
     say: Callable[[str], object],
 ) -> None:
-    """url: HOST:PORT of gRPC, or an http:// address."""
     from smartspec_bench.live import run, through
 
-    streams = HttpStreams(url) if url.startswith("http") else GrpcStreams(url)
     async with streams:
         sides = {name: through(streams, load) for name in names}
         await run({**sides, **beside}, load, recorder, say)
