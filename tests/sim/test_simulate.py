@@ -244,3 +244,25 @@ def test_drafts_that_come_and_go(match_len: float, pause_len: float) -> None:
     best = min(mean_s(f"fixed:{length}") for length in (1, 3, 7))
     assert best < 0.7 * mean_s("none")
     assert mean_s("goodput") < 1.02 * best
+
+
+@pytest.mark.parametrize("has_limit", [True, False])
+def test_short_answers_to_long_prompts(has_limit: bool) -> None:
+    """The draft model would have to read 3,000 tokens for an answer of 12. Whether clients say how
+    long it may be, or not: no speculation is best."""
+    kind = KindSpec(
+        prompt=LengthSpec(mean=3000, sd=300, most=4000),
+        output=LengthSpec(mean=12, sd=4, most=4096),
+        accept=0.8,
+        has_limit=has_limit,
+    )
+    phase = PhaseSpec(duration_s=100, rate=0.5)
+    requests = draw(WorkloadSpec(kinds=(kind,), phases=(phase,), arrivals="constant"))
+    cost = replace(COST, draft_prefill_s=0.0002)
+    limits = replace(LIMITS, prefill_chunk=512)
+
+    def mean_s(policy: str) -> float:
+        timings = run(requests, policy, cost, limits).timings[10:]
+        return sum(timing.e2e_s for timing in timings) / len(timings)
+
+    assert mean_s("goodput") < 1.01 * mean_s("none")

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.engines.base import (
     Event,
     Grammar,
@@ -48,6 +48,9 @@ class SimText(Protocol):
 
     @property
     def prompt_len(self) -> int: ...
+
+    @property
+    def output_len(self) -> int: ...
 
     @property
     def runs(self) -> Mapping[str, Runs]: ...
@@ -127,13 +130,18 @@ class SimTarget(SharesNothing):
         if isinstance(item, Prefill) and not item.is_last:
             return Event(sequence, pass_s=pass_s)
         num_drafted = num_kept = 0
+        text = self._texts[sequence]
+        num_generated = self._num_known[sequence] - text.prompt_len
         if isinstance(item, Verify):
-            text, num_drafted = self._texts[sequence], len(item.draft.tokens)
+            num_drafted = len(item.draft.tokens)
             runs = text.runs[PROPOSERS[item.draft.tokens[0]]]
-            num_kept = num_accepted(runs, self._num_known[sequence] - text.prompt_len, num_drafted)
-        self._num_known[sequence] += num_kept + 1
-        tokens = repeated(PLACEHOLDER, num_kept + 1)
-        return Event(sequence, tokens, num_drafted, num_kept, True, None, pass_s)
+            num_kept = num_accepted(runs, num_generated, num_drafted)
+        num, finish = num_kept + 1, None
+        if num >= text.output_len - num_generated:
+            num, finish = text.output_len - num_generated, FinishReason.STOP
+        self._num_known[sequence] += num
+        tokens = repeated(PLACEHOLDER, num)
+        return Event(sequence, tokens, num_drafted, num_kept, True, finish, pass_s)
 
     def cancel(self, sequence: SequenceId) -> None:
         """Does nothing: no work is in flight between two steps."""

@@ -212,7 +212,7 @@ def _served_request(request: SimRequest, policy: str, max_draft_len: int) -> Req
         sequence=request.sequence,
         tokens=[PLACEHOLDER] * request.prompt_len,
         num_prompt=request.prompt_len,
-        max_tokens=request.output_len,
+        max_tokens=request.max_tokens or request.output_len,
         sampling=SAMPLING,
         policy=policy,
         max_draft_len=max_draft_len,

@@ -43,7 +43,8 @@ class WorkloadError(ValueError):
 @dataclass(frozen=True, slots=True)
 class SimRequest:
     """One request. Times are seconds from the start; deadline_s counts from arrival. tpot_slo_ms:
-    the planner's target for the time per output token.
+    the planner's target for the time per output token. max_tokens: most that its client allows; 0
+    is output_len.
 
     runs: by proposer, see `acceptance.py`; a missing proposer does not draft for this request.
     """
@@ -57,6 +58,7 @@ class SimRequest:
     priority: int = 0
     deadline_s: float | None = None
     tpot_slo_ms: float | None = None
+    max_tokens: int = 0
 
     @property
     def context_len(self) -> int:
@@ -89,6 +91,7 @@ class KindSpec(_Layer):
     deviation over requests (a beta distribution). persistence: see `acceptance.draw_runs`.
     pause_len: mean tokens without a match of prompt lookup, after each match_len tokens with one;
     0 is no pause.
+    has_limit: whether clients name the length of the output as its limit; else that is output.most.
     deadline_s, tpot_slo_ms: see `SimRequest`.
     """
 
@@ -100,6 +103,7 @@ class KindSpec(_Layer):
     persistence: Annotated[float, Field(ge=0, lt=1)] = 0.2
     proposer: Literal["draft_model", "prompt_lookup"] = DRAFT_MODEL  # type: ignore[assignment]
     match_len: Annotated[float, Field(ge=1, le=1e6)] = 60.0
+    has_limit: bool = True
     pause_len: Literal[0] | Annotated[float, Field(ge=1, le=1e6)] = 0
     priority: int = 0
     deadline_s: Seconds | None = None
@@ -129,6 +133,7 @@ class KindSpec(_Layer):
             priority=self.priority,
             deadline_s=self.deadline_s,
             tpot_slo_ms=self.tpot_slo_ms,
+            max_tokens=0 if self.has_limit else self.output.most,
         )
 
     def _accept_prob(self, rng: np.random.Generator) -> float:

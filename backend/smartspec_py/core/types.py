@@ -189,7 +189,7 @@ class SequenceView:
     """The input of a policy for one sequence that is ready for its next step.
 
     context_len: tokens of the prompt and generated tokens so far.
-    remaining: tokens that the request may still generate.
+    remaining: tokens that the request is expected to generate from now on.
     policy: name of the request's policy.
     options: the methods of drafting for it, at least one. A policy that does not choose between
         methods uses the first.

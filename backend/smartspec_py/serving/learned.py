@@ -16,7 +16,7 @@ from smartspec_py.serving.loop import StepLoop
 
 logger = logging.getLogger(__name__)
 
-LEARNED_VERSION = 6
+LEARNED_VERSION = 7
 """Raise it when the meaning of a stored number changes."""
 
 HALF_LIFE_S = 86_400.0

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from smartspec_py.core.learn.answer_length import AnswerLength
 from smartspec_py.core.plan.planner import COST_POLICIES
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
@@ -34,6 +35,7 @@ class Speculation:
         self._sources = {
             name: Source(name, proposer, max_prefill_len) for name, proposer in proposers.items()
         }
+        self._answer_length = AnswerLength()
 
     def has_target(self, requests: Sequence[Request]) -> bool:
         """Whether drafts can help to meet a latency target."""
@@ -69,11 +71,11 @@ class Speculation:
             if request.proposers and not options[request.sequence]:
                 # Each view needs an option. With this one, it counts as a step without drafts.
                 options[request.sequence] = [self._sources[request.proposers[0]].no_option]
-        return [_view(request, options[request.sequence], now) for request in requests]
+        return [self._view(request, options[request.sequence], now) for request in requests]
 
     def no_views(self, requests: Sequence[Request], now: float) -> list[SequenceView]:
         """`views` for a step in which no proposer is asked."""
-        return [_view(request, (), now) for request in requests]
+        return [self._view(request, (), now) for request in requests]
 
     def propose(
         self, requests: Sequence[Request], views: Sequence[SequenceView], spec_plan: SpecPlan
@@ -116,7 +118,9 @@ class Speculation:
             source.observe([result for result in results if name in _proposers_of(result.request)])
 
     def release(self, request: Request) -> None:
-        """Free all state of the request."""
+        """Free all state of the request, which has ended."""
+        if request.num_generated:
+            self._answer_length.observe(request.num_generated)
         for name in request.proposers:
             self._sources[name].release(request)
 
@@ -135,11 +139,13 @@ class Speculation:
         return source.num_computed_tokens(request) if source else 0
 
     def state(self) -> dict[str, Any]:
-        """The learned acceptance by proposer, in JSON types."""
-        return {"acceptance": {name: source.state() for name, source in self._sources.items()}}
+        """The learned acceptance by proposer and length of answers, in JSON types."""
+        acceptance = {name: source.state() for name, source in self._sources.items()}
+        return {"acceptance": acceptance, "answer_length": self._answer_length.mean}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """kept: weight of the evidence, 0 to 1. Proposers that no longer exist are ignored."""
+        self._answer_length.mean = float(state["answer_length"])
         for name, of_source in state["acceptance"].items():
             if name in self._sources:
                 self._sources[name].restore(of_source, kept)
@@ -151,6 +157,17 @@ class Speculation:
             unknown = set(source.sequences) - known
             assert not unknown, f"{name} keeps estimates of {sorted(unknown)[:5]}"
 
+    def _view(self, request: Request, options: Sequence[DraftOption], now: float) -> SequenceView:
+        return SequenceView(
+            sequence=request.sequence,
+            context_len=len(request.tokens),
+            remaining=min(request.remaining, self._answer_length.rest(request.num_generated)),
+            policy=request.policy,
+            options=tuple(options) or (NO_OPTION,),
+            slo_s_per_token=request.slo_s_per_token,
+            slack_s=_slack_s(request, now),
+        )
+
     def _caching(self, request: Request) -> Source | None:
         """The request's source whose proposer has a cache. There is at most one."""
         sources = [self._sources[name] for name in request.proposers]
@@ -160,18 +177,6 @@ class Speculation:
 def _proposers_of(request: Request) -> tuple[str, ...]:
     """Names of the proposers that may draft for the request; none if it never has drafts."""
     return () if request.policy == "none" else request.proposers
-
-
-def _view(request: Request, options: Sequence[DraftOption], now: float) -> SequenceView:
-    return SequenceView(
-        sequence=request.sequence,
-        context_len=len(request.tokens),
-        remaining=request.remaining,
-        policy=request.policy,
-        options=tuple(options) or (NO_OPTION,),
-        slo_s_per_token=request.slo_s_per_token,
-        slack_s=_slack_s(request, now),
-    )
 
 
 def _slack_s(request: Request, now: float) -> float:
