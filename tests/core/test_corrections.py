@@ -168,8 +168,12 @@ def test_draft_prefill_is_part_of_what_drafting_is_predicted_to_take() -> None:
     for _ in range(50):
         corrections.observe(late)
     assert corrections.cost.draft_factor == pytest.approx(1.0)
+    assert corrections.cost.draft_prefill_s == pytest.approx(0.0001)
+    dearer = replace(late, draft_s=late.draft_s + 0.05)
     for _ in range(50):
-        corrections.observe(replace(late, draft_s=2 * late.draft_s))
+        corrections.observe(dearer)
+        corrections.observe(step)
+    assert corrections.cost.draft_factor == pytest.approx(1.0, rel=0.02)
     assert corrections.cost.draft_prefill_s == pytest.approx(0.0002, rel=0.02)
 
 

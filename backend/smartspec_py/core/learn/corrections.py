@@ -5,7 +5,7 @@ are learned separately. T is the target pass and T0 the same pass with one token
 the profile:
 
     target  = base * T0 + slope * (T - T0)                  in a profile 1 and 1
-    draft   = draft_factor * (passes + draft prefill)      in a profile 1
+    draft   = draft_factor * passes + prefill_factor * draft prefill    in a profile 1 and 1
     host    = host_s + draft_host_s * sequences with drafts  in a profile usually 0
 
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
@@ -63,7 +63,7 @@ class CostCorrections:
         self._target = RidgeRegression((1.0, 1.0 - SHARED), TARGET_SDS)
         host = profile.host_s / self._unit_s, profile.draft_host_s / self._unit_s
         self._host = RidgeRegression(host, HOST_SDS)
-        self._draft = RidgeRegression((1.0,), (1.0,))
+        self._draft = RidgeRegression((1.0, 1.0), (1.0, 1.0))
         self._plan_s = 0.0
         """Mean planning time per step."""
         self._fits = (self._target, self._host, self._draft)
@@ -116,10 +116,9 @@ class CostCorrections:
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
-        one_token_s, drafts_s, passes_s = self._expected(step)
+        one_token_s, drafts_s, passes = self._expected(step)
         target = one_token_s + SHARED * drafts_s, drafts_s
         host = self._unit_s, self._unit_s * step.num_drafting
-        passes = (passes_s,)
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         host_s = self._host.predict(host) + self._plan_s
         whole_s = target_s + draft_s + host_s + step.fixed_draft_s
@@ -132,7 +131,7 @@ class CostCorrections:
             self._num_undrafted = 0 if has_passes else self._num_undrafted + 1
             self._undrafted_s = 0.0 if has_passes else self._undrafted_s + step.total_s
         if step.batch_size > 0 and step.num_prefill_tokens == 0:
-            profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
+            profile_s = one_token_s + drafts_s + sum(passes) + step.fixed_draft_s
             profile_s += self._profile.host_s + self._profile.draft_host_s * step.num_drafting
             if step.total_s > 0.0:
                 for i, seconds in enumerate((profile_s, whole_s, 0.0)):
@@ -147,38 +146,38 @@ class CostCorrections:
             self._host.observe(host, measured_s, max(whole_s, step.total_s / LARGEST))
         else:
             self._host.fade()
-        if passes_s > 0.0:
+        if any(passes):
             self._draft.observe(passes, step.draft_s, draft_s)
         else:
             self._draft.fade()
         self.cost = self._corrected()
 
-    def _expected(self, step: MeasuredStep) -> tuple[float, float, float]:
+    def _expected(self, step: MeasuredStep) -> tuple[float, float, tuple[float, float]]:
         """The seconds of a step by the profile alone, without prompt chunks: the target pass with
-        one token per row, its additional time to verify drafts, and drafting with its prefill."""
+        one token per row, its additional time to verify drafts, and draft passes and prefill."""
         profile, rows = self._profile, max(1, step.batch_size)
         alone_s = one_token_s = profile.target.one_token_s(rows, step.context_len)
         if not step.is_warm:
             one_token_s += profile.shape_change_s
-        drafts_s = passes_s = 0.0
+        drafts_s = passes_s = prefill_s = 0.0
         if step.num_tokens > rows:
             drafts_s = profile.target.pass_s(rows, step.num_tokens, step.context_len) - alone_s
         if step.draft_rows:
             passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
-            passes_s += profile.draft_prefill_s * step.num_draft_prefill_tokens
-        return one_token_s, drafts_s, passes_s
+            prefill_s = profile.draft_prefill_s * step.num_draft_prefill_tokens
+        return one_token_s, drafts_s, (passes_s, prefill_s)
 
     def _corrected(self) -> CostModel:
         """Factors are from 1 / LARGEST to LARGEST. A profile with larger errors should be measured
         again."""
         base, drafts = self._target.values
-        draft = _bounded(*self._draft.values)
+        draft, prefill = map(_bounded, self._draft.values)
         return replace(
             self._profile,
             host_s=max(0.0, self._host.values[0]) * self._unit_s + self._plan_s,
             draft_host_s=max(0.0, self._host.values[1]) * self._unit_s,
             shape_change_s=_bounded(base) * self._profile.shape_change_s,
-            draft_prefill_s=draft * self._profile.draft_prefill_s,
+            draft_prefill_s=prefill * self._profile.draft_prefill_s,
             target_base=_bounded(base),
             target_slope=_bounded(SHARED * base + drafts),
             draft_factor=draft,
