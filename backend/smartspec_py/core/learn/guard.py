@@ -119,6 +119,9 @@ class Guard:
         cell = self._cell(step.batch_size, step.context_len)
         was_off = cell.state is State.OFF
         none_s = self._profile.target_s(step.batch_size, step.batch_size, step.context_len)
+        if not (step.is_speculating or step.is_warm):
+            # Without speculation, all steps of the batch would have this size, and be warm.
+            none_s += self._profile.shape_change_s
         cell.observe(step, none_s if none_s > 0.0 else 1.0)
         self.num_switches += cell.state is State.OFF and not was_off
 
