@@ -57,13 +57,15 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     seconds = seconds + cost.host_s
     for number in range(1, int(passes.max(initial=0)) + 1):
         seconds = seconds + cost.draft_pass_s[(passes >= number).sum(axis=0)]
+    late_s: float | NDArray[np.float64] = 0.0
     for view, prefill, fixed in zip(views, prefills, fixed_s, strict=True):
-        seconds = seconds + cost.draft_prefill_s * prefill / max(
-            1.0, view.remaining / TOKENS_A_STEP
-        )
-        seconds = seconds + fixed
+        spread = prefill / max(1.0, view.remaining / TOKENS_A_STEP)
+        seconds = seconds + cost.draft_prefill_s * spread + fixed
+        late_s = late_s + cost.draft_prefill_s * (prefill - spread)
     seconds = seconds + cost.draft_host_s * (drafts > 0).sum(axis=0)
-    return EveryPlan((1 + gained).sum(axis=0), seconds, _num_met(views, 1 + gained, seconds))
+    return EveryPlan(
+        (1 + gained).sum(axis=0), seconds, _num_met(views, 1 + gained, seconds + late_s)
+    )
 
 
 def _can_do(view: SequenceView) -> list[tuple[float, float, float, float, float]]:

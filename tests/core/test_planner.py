@@ -223,6 +223,17 @@ def test_a_latency_target_that_can_be_met_is_met(
     assert plan([patient, hurried], affine_cost(1.0, 0.0, 0.25)).draft_lens == draft_lens
 
 
+@pytest.mark.parametrize(("slo_s_per_token", "draft_len"), [(None, 4), (12.0, 4), (2.0, 0)])
+def test_a_latency_target_counts_the_draft_prefill_of_others_whole(
+    slo_s_per_token: float | None, draft_len: int
+) -> None:
+    """One takes 10 s in this step. Spread over 50 steps, as for goodput, that is 0.2 s."""
+    late = view(1, 0.9, draft_prefill_len=100)
+    hurried = view(2, 0.5, max_draft_len=0, slo_s_per_token=slo_s_per_token)
+    cost = replace(FLAT_COST, draft_prefill_s=0.1)
+    assert plan([late, hurried], cost).draft_lens == {1: draft_len, 2: 0}
+
+
 def test_a_sequence_alone_is_fastest_by_goodput_whatever_its_target() -> None:
     """Its time a token is one over its goodput, so that no target can ask for another plan."""
     for slo in (0.6, 0.69, 0.7, 2.0):

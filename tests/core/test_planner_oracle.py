@@ -94,7 +94,7 @@ def test_latency_targets(kind: Kind) -> None:
     missed, gaps = [], []
     for views, cost in cases(kind, 9, 200):
         chosen, every = plan(views, cost), every_plan(views, cost)
-        num_met = met(views, chosen)
+        num_met = met(views, chosen, cost)
         missed.append(every.most_met - num_met)
         if not missed[-1]:
             best = every.best_score(lambda e, t: e / t, num_met)
@@ -103,15 +103,20 @@ def test_latency_targets(kind: Kind) -> None:
     assert min(missed) == 0
     assert min(gaps) > -1e-9
     assert sum(map(bool, missed)) <= 2, found
-    assert fmean(gaps) <= 0.005, found
+    assert fmean(gaps) <= 0.006, found
 
 
-def met(views: Sequence[SequenceView], chosen: SpecPlan) -> int:
+def met(views: Sequence[SequenceView], chosen: SpecPlan, cost: CostModel) -> int:
     """Sequences whose target the plan meets, by the rule of `search.best_of_each`."""
-    return sum(_is_met(view, chosen) for view in views)
+    late_s = 0.0
+    for view in views:
+        if chosen.draft_lens[view.sequence]:
+            length = chosen.option(view).draft_prefill_len
+            late_s += cost.draft_prefill_s * length * (1 - 1 / max(1.0, view.remaining / 2))
+    return sum(_is_met(view, chosen, chosen.expected_s + late_s) for view in views)
 
 
-def _is_met(view: SequenceView, chosen: SpecPlan) -> bool:
+def _is_met(view: SequenceView, chosen: SpecPlan, seconds: float) -> bool:
     if view.slo_s_per_token is None:
         return True
     tokens, survives = 1.0, 1.0
@@ -119,4 +124,4 @@ def _is_met(view: SequenceView, chosen: SpecPlan) -> bool:
         survives *= prob
         tokens += survives
     ahead = view.slack_s / min(max(view.remaining, 1), 32)
-    return chosen.expected_s <= (view.slo_s_per_token + ahead) * tokens
+    return seconds <= (view.slo_s_per_token + ahead) * tokens

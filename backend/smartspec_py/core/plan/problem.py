@@ -85,6 +85,8 @@ class PlanProblem:
         and draft prefill. That is needed once and benefits all later steps.
         It is therefore divided by the estimated number of remaining steps, remaining /
         TOKENS_PER_STEP.
+    late_s: [R], the seconds of this step's draft prefill that are not in fixed_s; None if there is
+        none.
     has_passes: [R], whether the option runs draft passes.
     passes: [R, K + 1], the draft passes for k = 0..K: k, or the depth of a tree.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
@@ -109,6 +111,7 @@ class PlanProblem:
     pass_s: Floats
     held_tokens: float
     limits_s: Floats | None = None
+    late_s: Floats | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -150,6 +153,13 @@ class PlanProblem:
         seconds = seconds + add(self.fixed_s[options] * (lengths > 0), axis=-1)
         return self.held_tokens + add(self.gains[options, lengths], axis=-1), seconds
 
+    def num_met(self, options: Ints, lengths: Ints, seconds: Floats) -> int:
+        """Sequences that meet their latency target with this plan. seconds: of `expected`, in which
+        draft prefill is spread over steps. It delays this one by `late_s`. Requires targets."""
+        if self.late_s is not None:
+            seconds = seconds + self.late_s[options][lengths > 0].sum()
+        return int(np.count_nonzero(self.allowed_s[options, lengths] >= seconds))
+
 
 _OF_VIEW = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
 _OF_OPTION = attrgetter(
@@ -186,6 +196,7 @@ def problem_of(
     gains = np.zeros((len(max_lens), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     most = int(np.maximum.reduceat(max_lens, first_options).sum())
+    num_steps = np.maximum(np.array(remaining)[sequence_of] / TOKENS_PER_STEP, 1.0)
     return PlanProblem(
         first_options=first_options,
         sequence_of=sequence_of,
@@ -193,13 +204,14 @@ def problem_of(
         max_lens=max_lens,
         survivals=survivals,
         gains=gains,
-        fixed_s=_fixed_s(cost, drafts_s, prefill_lens, np.array(remaining)[sequence_of]),
+        fixed_s=_fixed_s(cost, drafts_s, prefill_lens, num_steps),
         has_passes=np.array(has_passes),
         passes=_passes(has_passes, depths, survivals.shape[1]),
         verify_s=_verify_s(cost, batch_size, most, sum(context_lens) / batch_size, warm_shapes),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
+        late_s=_late_s(cost, prefill_lens, num_steps) if any(prefill_lens) else None,
     )
 
 
@@ -236,14 +248,21 @@ def _verify_s(
 
 
 def _fixed_s(
-    cost: CostModel, drafts_s: Sequence[float], prefill_lens: Sequence[int], remaining: Ints
+    cost: CostModel, drafts_s: Sequence[float], prefill_lens: Sequence[int], num_steps: Floats
 ) -> Floats:
-    """`PlanProblem.fixed_s`. remaining: tokens that the sequence of each option still needs."""
+    """`PlanProblem.fixed_s`. num_steps: that the sequence of each option still needs."""
     fixed_s = np.array(drafts_s) + cost.draft_host_s
     if any(prefill_lens):
-        num_steps = np.maximum(remaining / TOKENS_PER_STEP, 1.0)
         fixed_s = fixed_s + cost.draft_prefill_s * np.array(prefill_lens) / num_steps
     return fixed_s
+
+
+def _late_s(cost: CostModel, prefill_lens: Sequence[int], num_steps: Floats) -> Floats:
+    """`PlanProblem.late_s`."""
+    chunk = cost.prompt.tokens_per_row[-1] if cost.prompt else max(prefill_lens)
+    lens = np.minimum(prefill_lens, cost.max_draft_prefill_len(chunk))
+    late_s: Floats = cost.draft_prefill_s * (lens - np.array(prefill_lens) / num_steps)
+    return np.maximum(late_s, 0.0)
 
 
 def _limits_s(views: Sequence[SequenceView]) -> Floats:

@@ -83,8 +83,8 @@ def uniform_scores(problem: PlanProblem) -> tuple[Ints, Floats]:
 def _score(problem: PlanProblem, choice: Choice) -> tuple[int, float]:
     """Sequences that meet their latency target, and tokens per second. Requires targets."""
     tokens, seconds = problem.expected(choice.options, choice.lengths)
-    is_met = problem.allowed_s[choice.options, choice.lengths] >= seconds
-    return int(np.count_nonzero(is_met)), float(tokens / seconds)
+    num_met = problem.num_met(choice.options, choice.lengths, seconds)
+    return num_met, float(tokens / seconds)
 
 
 def _best_alone(problem: PlanProblem) -> Choice:
@@ -98,6 +98,8 @@ def _best_alone(problem: PlanProblem) -> Choice:
     seconds += problem.verify_s.take(lengths, mode="clip")
     scores = (problem.gains + problem.held_tokens) / seconds
     if problem.limits_s is not None:
+        if problem.late_s is not None:
+            seconds[:, 1:] += problem.late_s[:, None]
         is_met = problem.allowed_s >= seconds
         scores = np.where(is_met | ~is_met.any(), scores, IMPOSSIBLE)
     option, length = divmod(int(scores.argmax()), problem.depth + 1)
