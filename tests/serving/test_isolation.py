@@ -27,7 +27,7 @@ from smartspec_py.serving import lifecycle as lifecycle_module
 from smartspec_py.serving.admission import CacheLedger
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.controller import Controller
-from smartspec_py.serving.lifecycle import Lifecycle
+from smartspec_py.serving.lifecycle import MOST_DEAR_STEPS, Lifecycle
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.source import Source
@@ -350,3 +350,26 @@ def test_a_request_whose_own_work_delays_the_others_ends(
         "use a simpler value"
     )
     assert server.loop.lifecycle.host_s["shaping"] > 16 * 0.06
+
+
+def test_a_request_whose_drafts_delay_the_others_loses_them_first(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each position takes 0.03 s: with a draft, a step takes more than it may, and less without."""
+    now_s = [0.0]
+    works = shaping._penalties
+
+    def takes_long(one: shaping.Shaping, *arguments: Any) -> Any:
+        now_s[0] += 0.03 * (one.sampling.seed == SEED)
+        return works(one, *arguments)
+
+    monkeypatch.setattr(shaping, "_penalties", takes_long)
+    monkeypatch.setattr(host_time.time, "thread_time", lambda: now_s[0])
+    params = [replace(REQUESTS[0], policy="fixed:1", max_tokens=60)]
+    params.append(replace(REQUESTS[1], max_tokens=60))
+    sinks = generate(server, params, 60.0)
+    assert [sink.error for sink in sinks] == [None, None]
+    victim = sinks[0].progress
+    assert victim is not None
+    assert MOST_DEAR_STEPS <= victim.num_drafted < MOST_DEAR_STEPS + 4
+    assert victim.num_steps > 2 * MOST_DEAR_STEPS - victim.num_drafted

@@ -33,7 +33,8 @@ MOST_HOST_S = 0.05
 """Time of the processor that grammar and shaping of a request may take of each step."""
 
 MOST_DEAR_STEPS = 16
-"""A request ends that took more in so many steps in a row, while there were others."""
+"""A request ends that took more in so many steps in a row, without drafts and while there were
+others."""
 
 BOUNDED = {Cause.GRAMMAR: GUIDE_FIELD, Cause.SHAPING: "bad_words"}
 """The causes that are bounded, and the field that is usually to blame. Log-probabilities of a
@@ -300,7 +301,8 @@ class Lifecycle:
 
     def _charge(self, request: Request) -> None:
         """Count the work for the request beside the pass. If it costs the others too much for many
-        steps, the request ends."""
+        steps, the request has no more drafts, each of which needs a mask of its own; if it costs
+        too much without, it ends."""
         host_s = request.host_time.take()
         for cause, seconds in host_s.items():
             self.host_s[cause] += seconds
@@ -308,6 +310,9 @@ class Lifecycle:
         is_dear = sum(bounded.values()) > MOST_HOST_S and len(self.batcher.live) > 1
         request.num_dear_steps = request.num_dear_steps + 1 if is_dear else 0
         if request.num_dear_steps < MOST_DEAR_STEPS or request.is_over:
+            return
+        if request.num_drafted and request.max_draft_len:
+            request.max_draft_len = request.num_dear_steps = 0
             return
         field = BOUNDED[max(bounded, key=bounded.__getitem__)]
         why = (
