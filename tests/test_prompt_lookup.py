@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.draft import Draft
-from smartspec_py.engines.drafts.lookup import DISAGREED, PromptLookupProposer
+from smartspec_py.engines.drafts.lookup import DISAGREED, MOST_ADDED, PromptLookupProposer
 from smartspec_py.engines.proposer import DraftTask
 
 SEQUENCE = 7
@@ -223,3 +223,15 @@ def test_matches_are_told_apart(text: str, group: str) -> None:
     found = proposer.acceptance_group(SEQUENCE)
     assert found == group
     assert found in proposer.capabilities.acceptance_groups
+
+
+def test_a_long_prompt_is_indexed_over_several_steps() -> None:
+    """Until then nothing is drafted, also of a match that was found before."""
+    proposer = PromptLookupProposer(4)
+    tokens = [*letters("abcab"), *range(1000, 1000 + 2 * MOST_ADDED), *letters("abc")]
+    assert proposer.num_available(SEQUENCE, tokens[:5]) == 4
+    assert proposer.num_available(SEQUENCE, tokens) == 0
+    assert proposer.num_available(SEQUENCE, tokens) == 0
+    assert proposer.num_available(SEQUENCE, tokens) == 4
+    (draft,) = proposer.propose([task(tokens, 2)])
+    assert draft.tokens == tuple(letters("ab"))

@@ -57,6 +57,10 @@ HISTORY_GROUPS = {
     HISTORY + DISAGREED: 0.15,
 }
 
+MOST_ADDED = 4096
+"""Tokens of a sequence that are indexed at once, which takes 5 to 10 ms. Behind a longer prompt, it
+has no drafts in its first steps, so that other requests do not wait for the index of the whole."""
+
 MAX_SCOPES = 16
 """Scopes whose texts are kept. Another one replaces the least recently joined of those without
 running sequences, if there is one."""
@@ -66,7 +70,7 @@ running sequences, if there is one."""
 class _Index:
     """Where the n-grams of one sequence occurred last.
 
-    num_known: tokens at the last call. match_end: position of the token that followed the earlier
+    num_known: tokens that are indexed. match_end: position of the token that followed the earlier
         occurrence of the tail; NOT_FOUND if there is none. length: of the match, at most 16.
     acceptance_group: of that match, see GROUPS.
     text: what it has generated, in the history of its scope; None if it has none.
@@ -185,9 +189,12 @@ class PromptLookupProposer(Proposer):
         index = self._index(sequence)
         if index.num_known != len(tokens):
             assert index.num_known < len(tokens), f"sequence {sequence} lost tokens"
-            _add(index, tokens)
-            _match(index, tokens)
-            self._match_history(index, tokens)
+            _add(index, tokens, min(len(tokens), index.num_known + MOST_ADDED))
+            if index.num_known == len(tokens):
+                _match(index, tokens)
+                self._match_history(index, tokens)
+            else:
+                index.match_end, index.found = NOT_FOUND, None
         return index
 
     def _match_history(self, index: _Index, tokens: Sequence[int]) -> None:
@@ -229,15 +236,16 @@ def _following(tokens: Sequence[int], match_end: int, num: int) -> list[int]:
     return following
 
 
-def _add(index: _Index, tokens: Sequence[int]) -> None:
-    """Index the n-grams that end from the previous last token up to the token before the last."""
+def _add(index: _Index, tokens: Sequence[int], num_known: int) -> None:
+    """Index the n-grams that end from the previous last token up to the token before the last of
+    the first `num_known`."""
     for n, ends in index.ends:
-        for end in range(max(index.num_known, n), len(tokens)):
+        for end in range(max(index.num_known, n), num_known):
             ngram = tuple(tokens[end - n : end])
             before = ends.get(ngram)
             is_alike = before is None or (before > 0 and tokens[before] == tokens[end])
             ends[ngram] = end if is_alike else -end
-    index.num_known = len(tokens)
+    index.num_known = num_known
 
 
 def _match(index: _Index, tokens: Sequence[int]) -> None:
