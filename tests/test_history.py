@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from smartspec_bench import history as bench
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.drafts import lookup
@@ -137,9 +136,6 @@ def test_a_token_takes_at_most_24_bytes() -> None:
     """Four arrays with a cell for each token, and up to two heads of chains for each."""
     for num_tokens in (1000, 1024, 1025, 1_000_000):
         assert 20 <= History(num_tokens, 2).num_bytes / num_tokens <= 24.1
-    lines: list[str] = []
-    bench.main([1000, 1500], lines.append)
-    assert ["20.1 bytes per token" in lines[0], "21.5 bytes per token" in lines[1]] == [True, True]
 
 
 def learn(proposer: PromptLookupProposer, sequence: int, text: str, scope: str) -> None:

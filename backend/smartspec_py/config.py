@@ -107,7 +107,7 @@ class LocalEngineConfig(EngineConfig):
     Models, heads and adapters are paths, or names of the Hugging Face hub."""
 
     kind: Literal["local"] = "local"
-    """the kind of engine. Its old name torch is read too."""
+    """the kind of engine."""
     model: ModelPath
     """directory or GGUF file of the target model, or its name on the hub: OWNER/NAME, with
     @REVISION, and with :Q4_K_M for a GGUF file of this quantisation."""
@@ -148,9 +148,6 @@ class LocalEngineConfig(EngineConfig):
     never."""
     device: str = "auto"
     """cpu, cuda or cuda:N. auto uses CUDA if there is a GPU."""
-    draft_device: str | None = None
-    """cuda:N for a draft model on another GPU than the target. null uses the target's device. Never
-    run by this project."""
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """number of compute threads. 0 uses all cores up to 4, and one less than all if there are
     more. A container's CPU limit counts."""
@@ -203,9 +200,6 @@ class TrtllmEngineConfig(EngineConfig):
     """directory of measured step costs. null measures them at every start."""
 
 
-OLD_LOCAL = "torch"
-"""The old name of the kind local."""
-
 BUILT_IN: dict[str, type[EngineConfig]] = {"local": LocalEngineConfig, "trtllm": TrtllmEngineConfig}
 
 
@@ -213,8 +207,6 @@ def _of_its_kind(value: Any) -> Any:
     """The section `engine`, validated with the class of its kind."""
     if not isinstance(value, dict):
         return value
-    if value.get("kind") == OLD_LOCAL:
-        value = {**value, "kind": "local"}
     kind = str(value.get("kind"))
     config_class = BUILT_IN.get(kind)
     if config_class is None:

@@ -157,7 +157,7 @@ def test_a_gguf_file_is_checked_by_its_start(
         range_ for method, path, range_, _ in hub.requests if method == "GET" and "cdn" in path
     ]
     assert ranges == [f"bytes=0-{num_bytes - 1}"]
-    engine = {"kind": "torch", "model": "acme/right-GGUF:F32"}
+    engine = {"kind": "local", "model": "acme/right-GGUF:F32"}
     too_long = {"engine": engine, "limits": {"max_context_len": 1_000_000}}
     with pytest.raises(
         ConfigError, match=r"^the target acme/right-GGUF:F32 supports \d+ positions"

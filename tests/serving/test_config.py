@@ -41,12 +41,6 @@ def read(tmp_path: Path, document: Any) -> ServerConfig:
     return read_config(path)
 
 
-def test_the_old_name_of_the_local_engine_is_read(tmp_path: Path) -> None:
-    old = read(tmp_path, {"engine": {**LOCAL, "kind": "torch"}})
-    assert old == read(tmp_path, {"engine": LOCAL})
-    assert old.engine.model_dump()["kind"] == "local"
-
-
 def test_what_is_set_is_read_and_the_rest_has_its_default(tmp_path: Path) -> None:
     config = read(tmp_path, {"engine": LOCAL})
     assert config.engine == LocalEngineConfig(model="target")

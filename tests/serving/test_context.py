@@ -48,8 +48,8 @@ def test_half_of_the_memory_that_is_left(
         num_header_bytes = 8 + int.from_bytes(raw[:8], "little")
         free += 2 * (len(raw) - num_header_bytes)  # the files have two bytes a number
     monkeypatch.setattr(context, "free_bytes", lambda device: free)
-    models = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
-    found, why, _ = context.choose_cache(models, torch.float32, LIMITS)
+    models = [PAIR / "target", PAIR / "draft"]
+    found, why, _ = context.choose_cache(models, CPU, torch.float32, LIMITS)
     assert found == expected
     assert reason in why
 
@@ -71,19 +71,19 @@ def test_one_text_may_use_all_blocks(
 ) -> None:
     monkeypatch.setattr(context, "_num_weights", lambda config: 1000)
     monkeypatch.setattr(context, "free_bytes", lambda device: TOKEN_BYTES * 4000 + 2 * 1000)
-    models = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
+    models = [PAIR / "target", PAIR / "draft"]
     given = LimitsConfig.model_validate(limits)
-    found = context.choose_cache(models, torch.float32, given, weights="int8", has_blocks=True)
+    found = context.choose_cache(models, CPU, torch.float32, given, weights="int8", has_blocks=True)
     assert found.context_len == context_len
     assert found.num_bytes == num_bytes
 
 
 def test_a_cache_without_room_is_refused() -> None:
-    models = [(PAIR / "target", CPU)]
+    models = [PAIR / "target"]
     limits = LimitsConfig(cache_bytes=63 * TARGET_BYTES)
     least = f"limits.cache_bytes: {63 * TARGET_BYTES} .* at least {64 * TARGET_BYTES} "
     with pytest.raises(ConfigError, match=least):
-        context.choose_cache(models, torch.float32, limits, has_blocks=True)
+        context.choose_cache(models, CPU, torch.float32, limits, has_blocks=True)
 
 
 def test_a_server_whose_cache_holds_less_than_its_context(tmp_path: Path) -> None:
@@ -103,27 +103,14 @@ def test_a_server_whose_cache_holds_less_than_its_context(tmp_path: Path) -> Non
     assert all(len(tokens) == 20 for tokens in alone)
 
 
-def test_each_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's rows alone fill half of 1,024 tokens; the draft's device has room for more."""
-    draft = torch.device("cpu", 0)
-    left = {CPU: 2 * 32 * 3 * 2 * 8 * 16 * 4 * 1100, draft: 10**12}
-    with monkeypatch.context() as patch:
-        patch.setattr(context, "_num_weights", lambda config: 0)
-        patch.setattr(context, "free_bytes", left.__getitem__)
-        models = [(PAIR / "target", CPU), (PAIR / "draft", draft)]
-        assert context.choose_cache(models, torch.float32, LIMITS).context_len == 1024
-        shared = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
-        assert context.choose_cache(shared, torch.float32, LIMITS).context_len == 512
-
-
 def test_a_cache_of_8_bits_gives_a_longer_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of 16 take 24 bytes instead of 64."""
     left = 2 * 32 * 3 * 2 * 8 * 64 * 600
     monkeypatch.setattr(context, "_num_weights", lambda config: 0)
     monkeypatch.setattr(context, "free_bytes", lambda device: left)
     for kv_cache, expected in (("auto", 512), ("u8", 1536)):
-        models = [(PAIR / "target", CPU)]
-        found = context.choose_cache(models, torch.float32, LIMITS, kv_cache)
+        models = [PAIR / "target"]
+        found = context.choose_cache(models, CPU, torch.float32, LIMITS, kv_cache)
         assert found.context_len == expected
 
 
@@ -135,7 +122,7 @@ def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
     monkeypatch.setattr(context, "free_bytes", lambda device: 10**12)
-    found = context.choose_cache([(PAIR / "target", CPU), (draft, CPU)], torch.float32, LIMITS)
+    found = context.choose_cache([PAIR / "target", draft], CPU, torch.float32, LIMITS)
     assert found.context_len == 2048
     limits = {"max_sequences": 1, "max_draft_len": 4, "max_context_len": 160, "profile_s": 0.0}
     engine = {"kind": "local", "model": str(PAIR / "target"), "draft": str(draft)}

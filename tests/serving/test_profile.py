@@ -332,8 +332,8 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     settings |= {"model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
     config = LocalEngineConfig.model_validate(settings | {"profile_cache": str(kept)})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    assert devices._device_name(torch.device("cuda")) == "NVIDIA H200"
-    monkeypatch.setattr(devices, "_device_name", lambda device: "NVIDIA H200")
+    assert devices.device_name(torch.device("cuda")) == "NVIDIA H200"
+    monkeypatch.setattr(build_local, "device_name", lambda device: "NVIDIA H200")
     limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64)
     engine = build_local.build_local(config, limits, tmp_path)
     assert engine.kernels.count("PyTorch, LlamaForCausalLM") == 2
@@ -346,7 +346,8 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     for part in (
         fingerprint(PAIR / "target"),
         fingerprint(PAIR / "draft"),
-        "NVIDIA H200, torch.float32, 1 threads",
+        "NVIDIA H200, torch.float32",
+        "1 threads",
         engine.kernels,
         f"torch {torch.__version__}, transformers {transformers.__version__}",
         driver_name(),
@@ -447,12 +448,6 @@ def test_round_trip(tmp_path: Path, has_draft: bool, has_prompt: bool) -> None:
     store_cost(cost, tmp_path / "cost.json", ["x"])
     assert load_cost(tmp_path / "cost.json") == cost
     assert hash(load_cost(tmp_path / "cost.json")) == hash(cost)
-    (path,) = tmp_path.iterdir()
-    if not has_prompt:
-        document = json.loads(path.read_text())
-        del document["cost"]["prompt"]
-        path.write_text(json.dumps(document))
-        assert load_cost(path) == cost
 
 
 @pytest.mark.parametrize(

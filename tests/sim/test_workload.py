@@ -138,24 +138,23 @@ def test_wrong_specs_are_refused(tmp_path: Path, text: str, word: str) -> None:
 
 
 def test_a_record_is_read(tmp_path: Path) -> None:
-    lines = [
-        {"scheduled_s": 12.0, "num_input_tokens": 5, "num_output_tokens": 3, "accepted": [2, 1, 0]},
-        {"arrival_s": 10.0, "prompt_len": 4, "output_len": 2, "accept_prob": 1.0, "kind": "sql"},
-        {"arrival_s": 11.0, "prompt_len": 4, "output_len": 0},
-        {"arrival_s": 14.0, "prompt_len": 1, "output_len": 2, "accepted": [1, 0]},
-    ]
+    names = ("scheduled_s", "num_input_tokens", "num_output_tokens", "accept_prob", "kind")
+    rows = [(12.0, 5, 3, None, ""), (10.0, 4, 2, 1.0, "sql"), (11.0, 4, 0, 1.0, "")]
+    lines = [dict(zip(names, row, strict=True)) for row in rows]
+    lines.append({"scheduled_s": 14.0, "num_input_tokens": 1, "num_output_tokens": 2})
     path = tmp_path / "record.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     requests = read_record(path, accept=0.0)
     assert [request.arrival_s for request in requests] == [0.0, 2.0, 4.0]
     assert [request.acceptance_group for request in requests] == ["sql", "", ""]
-    assert [request.runs[DRAFT_MODEL][0] for request in requests] == [2, 2, 1]
+    assert [request.runs[DRAFT_MODEL][0] for request in requests] == [2, 0, 0]
     assert offered_rate(requests) == 0.5
 
 
-@pytest.mark.parametrize("line", ["{", '{"arrival_s": 1}', "[1]"])
+@pytest.mark.parametrize("line", ["{", '{"scheduled_s": 1}', "[1]"])
 def test_a_wrong_record_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "record.jsonl"
-    path.write_text(f'{{"arrival_s": 1, "prompt_len": 1, "output_len": 1}}\n{line}\n')
+    right = {"scheduled_s": 1, "num_input_tokens": 1, "num_output_tokens": 1}
+    path.write_text(f"{json.dumps(right)}\n{line}\n")
     with pytest.raises(WorkloadError, match="line 2"):
         read_record(path, accept=0.5)

@@ -106,7 +106,7 @@ def in_process(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[float
 def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[float, int]:
     """The checks that need no weights. folders: those with the settings, by key.
 
-    Returns the least bytes of a weight in memory, and the free bytes of the target's device. Raises
+    Returns the least bytes of a weight in memory, and the free bytes of the device. Raises
     ModelError or ConfigError.
     """
     from smartspec_py.engines.checkpoints.config import load_config
@@ -117,7 +117,7 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
 
     engine, limits = config.engine, config.limits
     assert isinstance(engine, LocalEngineConfig)
-    device = place(engine).target
+    device = place(engine.device)
     check_pair_settings(folders["model"], folders.get("draft"), limits.max_context_len)
     if "heads" in folders and is_eagle(folders["heads"]):
         read_config(folders["heads"], load_config(folders["model"], limits.context_len))

@@ -18,12 +18,10 @@ from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError
 def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]:
     """Read a JSONL record, such as `scripts/loadtest --jsonl` writes. Each line is one request:
 
-    - scheduled_s or arrival_s: arrival time in seconds, from any origin.
-    - num_input_tokens or prompt_len: prompt tokens.
-    - num_output_tokens or output_len: generated tokens.
-    - accepted: list of the number of correct drafts from each position on; or
-    - accept_prob: the probability from which acceptance is drawn. Without both, the argument
-      `accept` is used.
+    - scheduled_s: arrival time in seconds, from any origin.
+    - num_input_tokens, num_output_tokens: prompt tokens, generated tokens.
+    - accept_prob: the probability from which acceptance is drawn. Without it, the argument `accept`
+      is used.
     - kind, priority, deadline_s: optional, as in a spec.
 
     Requests without prompt or generated tokens are skipped. Raises WorkloadError.
@@ -47,24 +45,16 @@ def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]
 
 
 def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) -> SimRequest:
-    output_len = int(_either(raw, "output_len", "num_output_tokens"))
-    if (runs := raw.get("accepted")) is None:
-        prob = raw.get("accept_prob")
-        rng = np.random.default_rng([seed, REQUEST_STREAM, number])
-        runs = draw_runs(rng, output_len, accept if prob is None else float(prob), 0.0)
+    output_len, prob = int(raw["num_output_tokens"]), raw.get("accept_prob")
+    rng = np.random.default_rng([seed, REQUEST_STREAM, number])
+    runs = draw_runs(rng, output_len, accept if prob is None else float(prob), 0.0)
     return SimRequest(
         sequence=number,
-        arrival_s=float(_either(raw, "arrival_s", "scheduled_s")),
-        prompt_len=int(_either(raw, "prompt_len", "num_input_tokens")),
+        arrival_s=float(raw["scheduled_s"]),
+        prompt_len=int(raw["num_input_tokens"]),
         output_len=output_len,
-        runs={DRAFT_MODEL: [int(one) for one in runs]},
+        runs={DRAFT_MODEL: runs},
         acceptance_group=str(raw.get("kind", "")),
         priority=int(raw.get("priority", 0)),
         deadline_s=raw.get("deadline_s"),
     )
-
-
-def _either(raw: Mapping[str, Any], name: str, other: str) -> Any:
-    if name not in raw and other not in raw:
-        raise KeyError(f"{name} or {other} is required")
-    return raw[name] if name in raw else raw[other]

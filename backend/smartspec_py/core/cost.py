@@ -216,24 +216,13 @@ def interpolate(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
 
 
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
-    """The cost model in this JSON object. `prompt` may be missing and other fields may be there, as
-    in older files.
-
-    Raises KeyError, TypeError or ValueError if it is not a cost model.
-    """
-    draft, prompt = raw["draft"], raw.get("prompt")
+    """The cost model in this JSON object. Raises TypeError or ValueError if it is none."""
     tables = {
-        "target": _table_from_json(raw["target"]),
-        "draft": draft and _table_from_json(draft),
-        "prompt": prompt and _table_from_json(prompt),
+        name: PassTable(**{field: tupled(value) for field, value in raw[name].items()})
+        for name in ("target", "draft", "prompt")
+        if raw.get(name)
     }
-    known = raw.keys() & CostModel.__dataclass_fields__.keys()
-    return CostModel(**{**{name: raw[name] for name in known}, **tables})
-
-
-def _table_from_json(raw: Mapping[str, Any]) -> PassTable:
-    known = raw.keys() & PassTable.__dataclass_fields__.keys()
-    return PassTable(**{name: tupled(raw[name]) for name in known})
+    return CostModel(**{**raw, **tables})
 
 
 def tupled(value: Any) -> Any:

@@ -52,16 +52,14 @@ class DraftModelProposer(CachedModel[DraftSequence], Proposer):
         *,
         reuses_prefixes: bool = True,
         max_context_len: int | None = None,
-        has_own_memory: bool = False,
         memory: Memory | None = None,
     ) -> None:
-        """max_context_len: see `ProposerCapabilities`. has_own_memory: whether the runner's device
-        is not that of the target."""
+        """max_context_len: see `ProposerCapabilities`."""
         super().__init__(runner, max_sequences, reuses_prefixes=reuses_prefixes, memory=memory)
         self.capabilities = ProposerCapabilities(
             max_draft_len=max_draft_len,
             max_context_len=max_context_len,
-            bytes_per_token=0 if has_own_memory else runner.bytes_per_token,
+            bytes_per_token=runner.bytes_per_token,
         )
         self._reusable: dict[SequenceId, int] = {}
         """`num_reusable` of sequences that were asked for since another one has entered or left."""

@@ -35,7 +35,7 @@ from smartspec_py.engines.drafts.eagle.head import (
 from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local.context import choose_cache
-from smartspec_py.engines.local.devices import dtype_of, dtype_text, place
+from smartspec_py.engines.local.devices import device_name, dtype_of, dtype_text, place
 from smartspec_py.engines.local.kinds import DraftKind, DraftModelKind, EagleKind, MedusaKind, Setup
 from smartspec_py.engines.local.load import NoOpenVinoError, has_blocks, load, named
 from smartspec_py.engines.local.target import LocalTarget
@@ -117,15 +117,15 @@ def _read(
     config: LocalEngineConfig, limits: LimitsConfig, folder: Path
 ) -> tuple[Setup, list[DraftKind]]:
     """Check the configuration and read the files, but for the models themselves."""
-    devices = place(config)
+    device = place(config.device)
     model, draft = _models(config, limits, folder)
     tokenizer = load_tokenizer("engine.model", model)
-    dtype = dtype_of(config.dtype, devices.target, model)
-    models = [(model, devices.target)] + ([(draft, devices.draft)] if draft else [])
-    limits, cache_bytes = _sized(config, limits, models, dtype)
+    dtype = dtype_of(config.dtype, device, model)
+    models = [model] if draft is None else [model, draft]
+    limits, cache_bytes = _sized(config, limits, models, device=device, dtype=dtype)
     run_config = RunnerConfig(
         path=model,
-        device=devices.target,
+        device=device,
         dtype=dtype,
         num_rows=limits.max_sequences,
         max_len=limits.context_len,
@@ -148,7 +148,7 @@ def _read(
         gives_hidden=any(kind.gives_hidden for kind in kinds),
         state_layers=tuple(layer for kind in kinds for layer in kind.state_layers),
     )
-    setup = Setup(config, limits, devices, tokenizer, run_config, Memory(cache_bytes))
+    setup = Setup(config, limits, tokenizer, run_config, Memory(cache_bytes))
     return setup, kinds
 
 
@@ -229,7 +229,8 @@ def _measured(
     identity = [
         fingerprint(setup.run_config.path),
         *(f"{kind.name}: {fingerprint(kind.folder)}" for kind in kinds),
-        f"{setup.devices.kinds}, {runner.config.dtype}, {setup.run_config.num_threads} threads",
+        f"{device_name(runner.config.device)}, {runner.config.dtype}",
+        f"{setup.run_config.num_threads} threads",
         about + (", with states" if setup.run_config.gives_hidden else ""),
         f"torch {torch.__version__}, transformers {transformers.__version__}",
         *(
@@ -261,7 +262,7 @@ def _engine(
     logger.info(
         "%s on %s: %s, %s, %d threads",
         run_config.path.name,
-        setup.devices,
+        used.device,
         dtype,
         about,
         run_config.num_threads,
@@ -287,14 +288,16 @@ def _engine(
 def _sized(
     config: LocalEngineConfig,
     limits: LimitsConfig,
-    models: Sequence[tuple[Path, torch.device]],
+    models: Sequence[Path],
+    *,
+    device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[LimitsConfig, float]:
     """The limits with the served context length, and the memory for caches of blocks. Logs the
     length and what limits it."""
-    is_blocks = all(has_blocks(*model, config, limits.context_len) for model in models)
+    is_blocks = all(has_blocks(model, device, config, limits.context_len) for model in models)
     length, reason, num_bytes = choose_cache(
-        models, dtype, limits, config.kv_cache, config.weights, has_blocks=is_blocks
+        models, device, dtype, limits, config.kv_cache, config.weights, has_blocks=is_blocks
     )
     text = "context: %d tokens, prompt and text together (%s)"
     logger.info(text, length, reason)

@@ -1,6 +1,6 @@
 """The memory for keys and values, and the context length if engine.json does not set it.
 
-The memory is a share of what is free on each device after the weights are loaded. In a cache of
+The memory is a share of what is free on the device after the weights are loaded. In a cache of
 blocks, one request may use all of it. A cache of rows is reserved at the start, and each of its
 rows has room for the full context.
 """
@@ -47,7 +47,8 @@ class CacheSize(NamedTuple):
 
 
 def choose_cache(
-    models: Sequence[tuple[Path, torch.device]],
+    models: Sequence[Path],
+    device: torch.device,
     dtype: torch.dtype,
     limits: LimitsConfig,
     kv_cache: str = "auto",
@@ -56,40 +57,31 @@ def choose_cache(
 ) -> CacheSize:
     """The cache for these models together.
 
-    models: the folder of each model, the target first, and its device. kv_cache, weights: see
-    `config.LocalEngineConfig`. has_blocks: whether OpenVINO computes all models, on one device.
+    models: the folder of each model, the target first. kv_cache, weights: see
+    `config.LocalEngineConfig`. has_blocks: whether OpenVINO computes all models.
 
     Raises ConfigError.
     """
     configs = [
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        for folder, _ in models
+        for folder in models
     ]
-    of_device: dict[torch.device, list[Any]] = {}
-    for config, (_, device) in zip(configs, models, strict=True):
-        of_device.setdefault(device, []).append(config)
-    num_rows = 1 if has_blocks else limits.max_sequences
-    fitting, num_bytes, text = DEFAULT_CONTEXT_LEN, 0, ""
-    for device, together in of_device.items():
-        left = free_bytes(device)
-        for config in together:
-            num = _num_weights(config)
-            kind = auto_weights(num) if has_blocks and weights == "auto" else weights
-            left -= num * (1 if kind in ("int8", "int4") else dtype.itemsize)
-        each = sum(bytes_per_token(config, device, dtype, kv_cache) for config in together)
-        share = int(CACHE_SHARE * max(0, left))
-        share = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * num_rows * each)
-        on_device = share // (num_rows * each)
-        if on_device < LEAST:
-            raise ConfigError(
-                f"engine.json: limits.cache_bytes: {share} is too small, must be at least "
-                f"{LEAST * num_rows * each} for these models"
-            )
-        if not text or on_device < fitting:
-            fitting, num_bytes = on_device, share
-            text = f"{share / 2**30:.1f} GiB for keys and values"
-            if not limits.cache_bytes:
-                text += f", {CACHE_SHARE:.0%} of what the weights leave free"
+    num_rows, left = 1 if has_blocks else limits.max_sequences, free_bytes(device)
+    for config in configs:
+        num = _num_weights(config)
+        kind = auto_weights(num) if has_blocks and weights == "auto" else weights
+        left -= num * (1 if kind in ("int8", "int4") else dtype.itemsize)
+    each = num_rows * sum(bytes_per_token(config, device, dtype, kv_cache) for config in configs)
+    share = int(CACHE_SHARE * max(0, left))
+    num_bytes = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * each)
+    if (fitting := num_bytes // each) < LEAST:
+        raise ConfigError(
+            f"engine.json: limits.cache_bytes: {num_bytes} is too small, must be at least "
+            f"{LEAST * each} for these models"
+        )
+    text = f"{num_bytes / 2**30:.1f} GiB for keys and values"
+    if not limits.cache_bytes:
+        text += f", {CACHE_SHARE:.0%} of what the weights leave free"
     if (asked := limits.max_context_len) is not None:
         if asked <= fitting or not has_blocks:
             return CacheSize(asked, "limits.max_context_len", num_bytes)
@@ -97,7 +89,7 @@ def choose_cache(
         return CacheSize(fitting, reason, num_bytes)
     fitting -= fitting % STEP if fitting > STEP else 0
     reach = positions_of(configs[0].to_dict())
-    name = models[0][0].name if reach else ""
+    name = models[0].name if reach else ""
     reach = reach or DEFAULT_CONTEXT_LEN
     if reach <= fitting:
         why = f"all positions of {name}" if name else "the models set no limit"

@@ -23,7 +23,6 @@ from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
 from smartspec_py.engines.drafts.eagle.runner import EagleRunner
 from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
 from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer
-from smartspec_py.engines.local.devices import Devices
 from smartspec_py.engines.local.load import load, named, uses_graphs
 from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
@@ -43,14 +42,13 @@ class Setup:
 
     config: LocalEngineConfig
     limits: LimitsConfig
-    devices: Devices
     tokenizer: Tokenizer
     run_config: RunnerConfig
     memory: Memory
 
     @property
     def own_config(self) -> RunnerConfig:
-        """How a draft model on the target's device runs."""
+        """How a draft model runs."""
         return replace(self.run_config, gives_hidden=False, state_layers=(), adapters=NO_ADAPTERS)
 
     def tree_context_len(self, target: Runner) -> int | None:
@@ -85,14 +83,13 @@ class DraftModelKind(DraftKind):
         self.folder = folder
 
     def load(self, setup: Setup, target: Runner) -> DraftModelProposer:
-        run_config, limits, devices = setup.own_config, setup.limits, setup.devices
+        run_config, limits = setup.own_config, setup.limits
         # The draft model may have fewer positions than the served context.
         hf_config = load_config(self.folder, run_config.max_len)
         positions = positions_of(hf_config.to_dict()) or math.inf
         run_config = replace(
             run_config,
             path=self.folder,
-            device=devices.draft,
             max_len=int(min(run_config.max_len, positions)),
             weights=target.config.weights,
         )
@@ -102,7 +99,6 @@ class DraftModelKind(DraftKind):
             limits.max_draft_len,
             reuses_prefixes=limits.reuse_prefixes,
             max_context_len=run_config.max_len,
-            has_own_memory=devices.draft != devices.target,
             memory=setup.memory,
         )
 

@@ -243,7 +243,7 @@ class LocalTarget(CachedModel[_TargetSequence]):
 
     def _decoding(self, work: Verify | Decode) -> _Item:
         state = self._sequences[work.sequence]
-        draft = self._here(work.draft) if isinstance(work, Verify) else NO_DRAFT
+        draft = self._known(work.draft) if isinstance(work, Verify) else NO_DRAFT
         tokens, first = (state.tokens[-1], *draft.tokens), state.table.num_cached
         read = self._row_input(
             state.table,
@@ -257,15 +257,11 @@ class LocalTarget(CachedModel[_TargetSequence]):
         request = VerifyRequest(state.sampling, first + 1, state.history, draft)
         return _Item(work.sequence, read, request)
 
-    def _here(self, draft: Draft) -> Draft:
-        """The draft with its tensors on the target's device: a draft model may have its own."""
-        probs, on_device = (
-            None if tensor is None else tensor.to(self.runner.config.device)
-            for tensor in (draft.probs, draft.on_device)
-        )
-        if on_device is None or self.runner.is_asynchronous:
-            return draft._replace(probs=probs, on_device=on_device)
-        return draft._replace(tokens=tuple(on_device.tolist()), probs=probs, on_device=None)
+    def _known(self, draft: Draft) -> Draft:
+        """The draft with its tokens on the host, if the target needs them there."""
+        if draft.on_device is None or self.runner.is_asynchronous:
+            return draft
+        return draft._replace(tokens=tuple(draft.on_device.tolist()), on_device=None)
 
     def _move_keys(self, items: Sequence[_Item], results: Sequence[VerifyResult]) -> None:
         """Move the keys of accepted tokens of trees to where those of a chain are, for all rows
