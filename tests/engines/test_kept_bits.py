@@ -71,6 +71,7 @@ def test_the_graph_has_the_numbers_of_the_file(model: Any, form: str) -> None:
         Weights(QuantizedTensors(stored, settings)),
         num_bits=8,
         group=64,
+        block=0,
         is_half=False,
         keeps_4_bits=True,
     )

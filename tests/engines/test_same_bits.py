@@ -100,8 +100,8 @@ class Recorder(LocalTarget):
         """ranks: of adapters."""
         torch.manual_seed(0)
         of_weights = torch.bfloat16 if weights == "half" else dtype
-        is_kept = weights == "kept"
-        weights = {"half": "stored", "kept": "int8"}.get(weights, weights)
+        is_kept, is_whole = weights == "kept", weights == "whole"
+        weights = {"half": "stored", "kept": "int8", "whole": "int8"}.get(weights, weights)
         model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(of_weights).eval()
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
@@ -113,9 +113,18 @@ class Recorder(LocalTarget):
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE,
             adapters=config.adapters.names,
         )  # fmt: skip
-        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
+        from smartspec_py.engines.runtimes.openvino import runner as runner_module
 
-        runner = OpenVinoRunner(model, config, four_bits_of(model) if is_kept else None)
+        with pytest.MonkeyPatch.context() as patch:
+            if is_whole:  # as without VNNI
+                patch.setattr(runner_module, "has_vnni", lambda: False)
+                patch.setattr(runner_module, "LEAST_WEIGHTS", 0)
+            runner = runner_module.OpenVinoRunner(
+                model, config, four_bits_of(model) if is_kept else None
+            )
+        operators = runner.compiled.get_runtime_model().get_ordered_ops()
+        kinds = [one.get_rt_info()["layerType"].astype(str) for one in operators]
+        assert ("Convolution" in kinds) == is_whole
         assert runner.config.keeps_4_bits == is_kept
         super().__init__(runner, capabilities, long_prompt=LONG_PROMPT)
         self.last_logits = torch.empty(0)
@@ -256,6 +265,7 @@ CASES = [
     ("llama", "int4"),
     ("llama", "kept"),
     ("wide", "kept"),
+    *((kind, "whole") for kind in ("llama", "gemma3, window 50", "phi3", "wide")),
 ]
 
 
@@ -280,6 +290,7 @@ def test_states_of_layers(dtype: torch.dtype) -> None:
         ("llama", torch.float32, "int4"),
         ("llama", torch.float32, "kept"),
         ("wide", torch.float32, "int8"),
+        ("wide", torch.float32, "whole"),
         ("llama", torch.bfloat16, "stored"),
         ("phi3", torch.bfloat16, "int8"),
     ],

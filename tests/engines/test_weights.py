@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import openvino as ov
+import openvino.opset15 as op
 import pytest
 import torch
 from local_models import VOCAB_SIZE, make_model, make_runner
@@ -20,8 +23,10 @@ from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rows import TensorRows
 from smartspec_py.engines.runtimes.openvino import model_types
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
+from smartspec_py.engines.runtimes.openvino.operators import parameter
+from smartspec_py.engines.runtimes.openvino.products import Products
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
-from smartspec_py.engines.runtimes.openvino.weights import to_int4, to_int8
+from smartspec_py.engines.runtimes.openvino.weights import Weights, to_int4, to_int8
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
 
@@ -91,6 +96,42 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     assert set(runner.warm_shapes) == {3, 4, 5, 10, 11, 12, 28, 29, 30}
     monkeypatch.setattr(runner_module, "COPIED_BYTES", 0)
     assert len(OpenVinoRunner(make_model("llama"), CONFIG).warm_shapes) == 3
+
+
+def whole_product(weight: torch.Tensor, states: torch.Tensor, block: int) -> torch.Tensor:
+    """The product without VNNI."""
+    products = Products(
+        torch.nn.Module(),
+        Weights({"head.weight": weight}),
+        num_bits=8,
+        group=0,
+        block=block,
+        is_half=False,
+    )
+    given = parameter("states", [-1, 1, weight.shape[1]], np.float32)
+    graph = ov.Model([op.result(products.linear(["head"], given))], [given])
+    compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return torch.from_numpy(compiled([states[:, None].numpy()])[0])[:, 0]
+
+
+@pytest.mark.parametrize("block", [1, 32, 64])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 33])
+def test_products_of_whole_numbers(block: int, num_rows: int) -> None:
+    """A few large activations do not spoil the others, if they are spread over blocks."""
+    weight, states = torch.randn(96, 320), torch.randn(num_rows, 320)
+    states[:, [7, 200]] *= 100
+    found, expected = whole_product(weight, states, block), states @ weight.T
+    error = (found - expected).norm() / expected.norm()
+    assert error < (0.02 if block > 1 else 0.08)
+    again = whole_product(weight, states[-1:], block)
+    assert torch.equal(found[-1:], again)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_no_sum_of_two_products_is_cut_off(sign: float) -> None:
+    """All numbers are as large as they can be. Processors without VNNI add pairs in 16 bits."""
+    weight, states = torch.full((64, 1024), sign), torch.ones(9, 1024)
+    assert torch.allclose(whole_product(weight, states, 1), torch.full((9, 64), 1024.0 * sign))
 
 
 @pytest.mark.parametrize(("has_vnni", "sizes"), [(True, {1, 2, 3, 4, 5}), (False, {1, 2, 5})])

@@ -36,9 +36,7 @@ class _HeadGraph(DecoderGraph):
         self.inputs[STATES] = parameter(STATES, [-1, self.config.hidden_size], np.float32)
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
         states = op.unsqueeze(self.inputs[STATES], int_(1))
-        embedding = self.products.matrix("embed_tokens.weight")
-        tokens = op.gather(embedding, self.inputs["token_ids"], int_(0))
-        embedded = op.unsqueeze(tokens, int_(1))
+        embedded = self.products.rows("embed_tokens.weight", self.inputs["token_ids"])
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
         both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]
         attended = self._attention(0, name, layer, op.concat(both, -1))

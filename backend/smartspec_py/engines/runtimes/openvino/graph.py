@@ -70,11 +70,9 @@ class DecoderGraph:
         states [M, hidden_size] after the last norm. With state_layers, the second result is the
         inputs of these layers for all tokens."""
         inner = model.model
-        embedding = self.products.matrix("model.embed_tokens.weight")
-        tokens = op.gather(embedding, self.inputs["token_ids"], int_(0))
+        states = self.products.rows("model.embed_tokens.weight", self.inputs["token_ids"])
         if self.config.model_type == "gemma3_text":
-            tokens = op.multiply(tokens, float_(self._embedding_scale()))
-        states = op.unsqueeze(tokens, int_(1))  # [N, 1, hidden_size]
+            states = op.multiply(states, float_(self._embedding_scale()))
         inputs = []
         for index, layer in enumerate(inner.layers):
             inputs.append(states)

@@ -63,13 +63,15 @@ class Weights:
         self._file = file
         self._compressed: dict[str, list[Compressed]] = {}
 
-    def int8(self, *names: str, most_width: int | None = None) -> list[Compressed]:
-        """The matrices of these names in 8 bits, as one, in parts; see `by_columns`."""
+    def int8(self, *names: str, most_width: int | None = None, block: int = 1) -> list[Compressed]:
+        """The matrices of these names in 8 bits, as one, in parts; see `by_columns`. block: see
+        `rotation`."""
 
         def compress(rows: Rows) -> Compressed:
-            return to_int8(rows, self._num_threads)
+            return to_int8(rows, self._num_threads, block)
 
-        return self._once(compress, names, self._columns(names[0], most_width, EVEN_COLUMNS))
+        columns = self._columns(names[0], most_width, EVEN_COLUMNS)
+        return self._once(compress, names, columns, f"int8, rotated by {block}")
 
     def int4(self, group: int, *names: str, most_width: int | None = None) -> list[Compressed]:
         """The matrices of these names in 4 bits, in groups of this size, as one, in parts."""
@@ -77,21 +79,22 @@ class Weights:
         def compress(rows: Rows) -> Compressed:
             return to_int4(rows, group, self._num_threads)
 
-        return self._once(compress, names, self._columns(names[0], most_width, group), group)
+        columns = self._columns(names[0], most_width, group)
+        return self._once(compress, names, columns, f"int4, groups of {group}")
 
     def _once(
         self,
         compress: Callable[[Rows], Compressed],
         names: Sequence[str],
         columns: Sequence[slice],
-        group: int = 0,
+        kind: str,
     ) -> list[Compressed]:
         def make() -> list[torch.Tensor]:
             whole = joined([compress(self._rows(name)) for name in names])
             parts = by_columns(whole, columns)
             return [t for part in parts for t in (part.values, part.scale, part.zero)]
 
-        key = json.dumps([group, [part.stop for part in columns], *names])
+        key = json.dumps([kind, [part.stop for part in columns], *names])
         if key not in self._compressed:
             numbers = self._file.get(key, make) if self._file else make()
             self._compressed[key] = [
@@ -186,12 +189,28 @@ def columns_of(width: int, most: int | None, group: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(bounds)]
 
 
-def to_int8(weight: Rows, num_threads: int = 1) -> Compressed:
-    """Round each row of a weight [out, in] to 255 levels around 0."""
+def rotation(block: int) -> torch.Tensor:
+    """A matrix of Hadamard [block, block], of 1 and -1. Its square is block times the identity.
+    block: a power of 2.
+
+    It spreads each number over its block, so that a few large ones, which states of many models
+    have, no longer decide how all others are rounded (QuaRot, arXiv 2404.00456).
+    """
+    matrix = torch.ones(1, 1)
+    while len(matrix) < block:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix
+
+
+def to_int8(weight: Rows, num_threads: int = 1, block: int = 1) -> Compressed:
+    """Round each row of a weight [out, in], rotated in blocks, to 255 levels around 0."""
+    matrix = rotation(block) / block
     values = torch.empty(weight.shape, dtype=torch.int8)
     scale = torch.empty(weight.shape[0], 1)
 
     def compress(rows: slice, numbers: torch.Tensor) -> None:
+        if block > 1:
+            numbers = (numbers.view(-1, block) @ matrix).view(numbers.shape)
         largest = torch.maximum(numbers.amax(1, keepdim=True), -numbers.amin(1, keepdim=True))
         scale[rows] = torch.where(largest > 0, largest / 127, torch.ones(()))
         values[rows] = numbers.div_(scale[rows]).round_()

@@ -32,7 +32,7 @@ from smartspec_py.engines.profile import write_json
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Raise it if the same key stands for other numbers."""
 
 INDEX, DATA = ".json", ".weights"
