@@ -147,6 +147,13 @@ def test_padding_does_not_lead_to_a_pass_that_takes_much_longer(
     assert set(runner.warm_shapes) - {0} == sizes
 
 
+def test_a_start_warms_every_copy() -> None:
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    runner = OpenVinoRunner(model, replace(CONFIG, weights="int8"), most_copies=3)
+    runner.warm()
+    assert {1, 4, 7} <= set(runner.warm_shapes)
+
+
 def test_blocks_give_memory_back() -> None:
     """Pages that were given back are read as 0. A block takes one page: 32 tokens of 32 numbers. Of
     two rows of 64 tokens and one more, there are six blocks, and one for padding."""
