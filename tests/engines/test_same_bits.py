@@ -364,8 +364,8 @@ def check_bits(
 ) -> None:
     target, alone = (Recorder(kind, dtype, weights, layers, kv_cache, ranks) for _ in range(2))
     run = RandomRun(target, Reference(alone), seed=1)
-    run.run(100)
-    assert run.num_checked > 400
-    assert run.num_reused > 500
-    assert run.num_accepted > 200
+    run.run(60)
+    assert run.num_checked > 250
+    assert run.num_reused > 300
+    assert run.num_accepted > 120
     assert run.most_shared > 60

@@ -159,7 +159,7 @@ def test_idle_connections_leave_files_for_the_launcher(port: str) -> None:
         url = f"{address.http_url}/v2/health/live"
         wait_for(url)
         with ExitStack() as idle:
-            for _ in range(2 * LEAST_FILES):
+            for _ in range(LEAST_FILES + 40):
                 place = "127.0.0.1", getattr(address, port)
                 idle.enter_context(socket.create_connection(place, WAIT_S))
             assert responds(url)
