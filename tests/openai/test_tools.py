@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -214,3 +215,15 @@ def test_content_is_not_held_back_for_long() -> None:
     assert parser.feed("The answer").content == "The answer"
     assert parser.feed(" is <").content == " is "
     assert parser.feed("b>.").content == "<b>."
+
+
+def test_much_space_at_the_beginning_takes_little_time() -> None:
+    """In quadratic time it would take minutes."""
+    spaces, start = " " * 200_000, time.monotonic()
+    for text, num_calls in ((f"{spaces}Yes.", 0), (f"{spaces}[TOOL_CALLS]{spaces}time{{}}", 1)):
+        parser = ToolParser(TOOLS)
+        found = parser.feed(text)
+        found.add(parser.finish())
+        assert len(found.calls) == num_calls
+        assert num_calls or found.content == text
+    assert time.monotonic() - start < 5

@@ -74,7 +74,7 @@ class ToolParser:
         names, marks = ("|".join(map(re.escape, words)) for words in (tools, MARKS))
         names = names or "(?!)"
         named = rf"(?P<name>{names})\s*(?:{re.escape(ARGS)}\s*)?(?=\{{)"
-        self._head = re.compile(rf"\s*(?P<mark>{marks})?\s*(?:{named}|(?=[\[{{]))")
+        self._head = re.compile(rf"\s*+(?P<mark>{marks})?\s*+(?:{named}|(?=[\[{{]))")
         self._heads = [
             f"{mark}{name}{args}"
             for mark in ("", *MARKS)
