@@ -217,6 +217,13 @@ def test_content_is_not_held_back_for_long() -> None:
     assert parser.feed("b>.").content == "<b>."
 
 
+def test_content_after_much_space_is_not_held_back() -> None:
+    parser, spaces = ToolParser(TOOLS), "\n" * 1000
+    assert parser.feed(spaces).content == ""
+    assert parser.feed("The answer").content == f"{spaces}The answer"
+    assert parser.feed(" is").content == " is"
+
+
 def test_much_space_at_the_beginning_takes_little_time() -> None:
     """In quadratic time it would take minutes."""
     spaces, start = " " * 200_000, time.monotonic()

@@ -132,7 +132,7 @@ class ToolParser:
 
     def _may_be_head(self) -> bool:
         """Whether the text so far may continue as one of `_heads`."""
-        text = "".join(self._left[: self._most_head].split())
+        text = "".join(self._left.lstrip()[: self._most_head].split())
         return any(head.startswith(text) for head in self._heads)
 
     def _closed(self, is_end: bool) -> bool:
