@@ -20,23 +20,54 @@ from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES
 
 FULL = {"logprobs": True, "top_logprobs": 20}
-TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"messages": HELLO, "n": 128, "max_tokens": 2008, **FULL}),
-    (CHAT, {"messages": HELLO, "n": 128, "max_tokens": 373, **FULL}),
-    (TEXTS, {"prompt": ["a"] * 128, "max_tokens": 2008, "logprobs": 20}),
-    (TEXTS, {"prompt": "a " * 3000, "n": 16, "max_tokens": 1, "logprobs": 20, "echo": True}),
+ECHO = {"prompt": "a " * 3000, "logprobs": 20, "echo": True}
+TOO_MUCH: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": HELLO, "n": 128, "max_tokens": 2008, **FULL}, "n"),
+    (CHAT, {"messages": HELLO, "n": 128, "max_tokens": 373, **FULL}, "n"),
+    (CHAT, {"messages": HELLO, "max_tokens": 50_000, **FULL}, "max_tokens"),
+    (TEXTS, {"prompt": ["a"] * 128, "max_tokens": 2008, "logprobs": 20}, "max_tokens"),
+    (TEXTS, {**ECHO, "n": 16, "max_tokens": 1}, "n"),
+    (TEXTS, {**ECHO, "n": 16}, "n"),
+    (TEXTS, {**ECHO, "prompt": ["a " * 3000] * 16}, "prompt"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), TOO_MUCH)
-def test_an_answer_that_would_be_too_large_is_refused(path: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("path", "body", "param"), TOO_MUCH)
+def test_an_answer_that_would_be_too_large_is_refused(
+    path: str, body: dict[str, Any], param: str
+) -> None:
     """Before anything is generated, with the fields and the range. As a stream it is served."""
     model = Echo()
-    error = http(model, context_len=8192).post(path, json=body).json()["error"]
-    assert error["param"] == "n"
+    error = http(model, context_len=65_536).post(path, json=body).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: got ")
     assert f"21 log-probabilities each, must be at most {MAX_ANSWER_VALUES} val" in error["message"]
     assert not model.asked
-    assert http(model, context_len=8192).post(path, json=body | {"stream": True}).status_code == 200
+    streamed = http(model, context_len=65_536).post(path, json=body | {"stream": True})
+    assert streamed.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "most"),
+    [
+        (CHAT, {"messages": HELLO, **FULL}, MAX_ANSWER_VALUES // 22),
+        (CHAT, {"messages": HELLO, "n": 16, **FULL}, MAX_ANSWER_VALUES // 22 // 16),
+        (CHAT, {"messages": HELLO, "n": 128}, MAX_ANSWER_VALUES // 128),
+        (TEXTS, {"prompt": [[300] * 9] * 16, "echo": True}, MAX_ANSWER_VALUES // 16 - 9),
+    ],
+)
+def test_without_a_limit_an_answer_gets_the_tokens_that_fit(
+    path: str, body: dict[str, Any], most: int
+) -> None:
+    """The header tells the limit. A stream gets the rest of the context."""
+    model = Echo()
+    answer = http(model, context_len=131_072).post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert {one["max_tokens"] for one in model.asked} == {most}
+    assert answer.headers["x-max-tokens"] == str(most)
+    streamed = http(model, context_len=131_072).post(path, json=body | {"stream": True})
+    assert "x-max-tokens" not in streamed.headers
+    assert model.asked[-1]["max_tokens"] > 131_000
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ class Wanted:
 class Prepared:
     """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt.
     is_in_reasoning: None if the model has no reasoning blocks. own: what only the writer of its API
-    reads. ignored: unknown fields. max_tokens: if it is less than was asked for."""
+    reads. ignored: unknown fields. max_tokens: if it is less than was asked for, or without a limit
+    less than the rest of the context."""
 
     choices: list[Fields]
     wanted: Wanted

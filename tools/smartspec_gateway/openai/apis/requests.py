@@ -79,8 +79,9 @@ class Requests:
     ) -> Prepared:
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
-        room = choices[0]["max_tokens"]
-        more["max_tokens"] = room if (asked.token_limit or 0) > room else None
+        limit, wanted = choices[0]["max_tokens"], asked.token_limit
+        wanted = self.context_len - num_prompt[0] if wanted is None else wanted
+        more["max_tokens"] = limit if wanted > limit else None
         return Prepared(
             choices,
             Wanted.of(asked, self.prompts.call_format),
@@ -158,24 +159,34 @@ class Requests:
                 choices.append({**shared, **own})
                 if asked.seed is not None:
                     choices[-1]["seed"] = (asked.seed + number) % UINT64
-        self._check_answer(asked, choices)
+        self._bound_answer(asked, choices)
         return choices
 
-    def _check_answer(self, asked: Generation, choices: Sequence[Fields]) -> None:
+    def _bound_answer(self, asked: Generation, choices: Sequence[Fields]) -> None:
         """The values of an answer that is not streamed, which is held until it is whole: tokens and
-        log-probabilities, with echo of the prompts, too."""
+        log-probabilities, with echo of the prompts, too. Without a limit of the client, each text
+        gets the tokens that fit."""
         if asked.stream:
             return
+        top = asked.num_top_log_probs
+        most = MAX_ANSWER_VALUES // (1 if top is None else 2 + top)
         num_echoed = sum(len(one["input_ids"]) for one in choices) if asked.has_echo else 0
+        fitting = (most - num_echoed) // len(choices)
+        if asked.token_limit is None and fitting > 0:
+            for one in choices:
+                one["max_tokens"] = min(one["max_tokens"], fitting)
         num_tokens = sum(one["max_tokens"] for one in choices) + num_echoed
-        top, most = asked.num_top_log_probs, MAX_ANSWER_VALUES
-        if num_tokens * (1 if top is None else 2 + top) > most:
+        if num_tokens > most:
+            given = "prompt" if asked.token_limit is None else "max_tokens"
+            field = "n" if asked.n > 1 else given
+            texts = f"{len(choices)} texts" if len(choices) > 1 else "a text"
             each = "" if top is None else f" with {1 + top} log-probabilities each"
             raise ApiError(
                 400,
-                f"n: got {len(choices)} texts of {num_tokens} tokens together{each}, must be at "
-                f"most {most} values: set stream, or lower n, max_tokens or the log-probabilities",
-                "n",
+                f"{field}: got {texts} of {num_tokens} tokens together{each}, must be at most "
+                f"{MAX_ANSWER_VALUES} values: set stream, or lower n, max_tokens or the "
+                "log-probabilities",
+                field,
             )
 
     def _shared(self, asked: Generation) -> Fields:
