@@ -119,7 +119,7 @@ TEXT = "messages.0.content.0.text"
         ({"temperature": float("inf")}, "temperature", "got inf"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "robot"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages", "only the roles"),
-        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens", "only one"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "only one"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream"),
         ({"logit_bias": {"9999": 1}}, "logit_bias", "got token '9999'"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "9, must be in 0..2047"),
@@ -193,6 +193,18 @@ def test_null_and_fields_without_effect_change_nothing() -> None:
         assert answer.status_code == 200, answer.text
     assert model.asked[0] == model.asked[1] == model.asked[2]
     assert model.asked[3] == model.asked[4] == model.asked[5]
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXTS, {"prompt": "a"})])
+def test_a_limit_has_two_names(path: str, body: dict[str, Any]) -> None:
+    model, names = Echo(), ("max_tokens", "max_completion_tokens")
+    for given in (names[:1], names[1:], names):
+        answer = http(model).post(path, json=body | dict.fromkeys(given, 3))
+        assert answer.status_code == 200, answer.text
+    assert [one["max_tokens"] for one in model.asked] == [3, 3, 3]
+    for older, newer in ((0, 1), (2, 1), (1, 2)):
+        answer = http(model).post(path, json=body | {names[0]: older, names[1]: newer})
+        assert answer.json()["error"]["param"] == names[1]
 
 
 def test_each_field_of_the_openai_package_has_its_place() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from smartspec_gateway.openai.apis.schema import Body, Generation, Int32, by_tag, few, tag, type_of
+from smartspec_gateway.openai.apis.schema import Body, Generation, by_tag, few, tag, type_of
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.calls import Tools, parameter_types
 from smartspec_gateway.openai.formats.media import with_markers
@@ -273,9 +273,6 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
     route = "/v1/chat/completions"
 
     messages: Messages = Field(min_length=1, description="the conversation so far")
-    max_completion_tokens: Int32 | None = Field(
-        None, ge=1, description="newer name of max_tokens; give only one of them"
-    )
     response_format: ResponseFormat | None = Field(
         None,
         description="text, json_object or json_schema: the text follows the schema, on one line",
@@ -348,7 +345,3 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
             return {}
         functions = [tool.function for tool in self.callable_tools]
         return {one.name: parameter_types(one.parameters) for one in functions}
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens

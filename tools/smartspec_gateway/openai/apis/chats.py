@@ -15,9 +15,6 @@ from smartspec_gateway.openai.logprobs import OfChat
 
 
 def _prepared(requests: Requests, asked: ChatRequest) -> Prepared:
-    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
-        name = "max_completion_tokens"
-        raise ApiError(400, f"{name}: give only one of max_tokens and {name}", name)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs", "top_logprobs")
     return requests.of_chat(asked)

@@ -206,6 +206,10 @@ class Requests:
                 shared["return_prompt_log_probs"] = True
         if asked.return_spec_metrics == "detailed":
             shared["return_output_ids"] = True
+        older, newer, name = asked.max_tokens, asked.max_completion_tokens, "max_completion_tokens"
+        if None not in (older, newer) and older != newer:
+            message = f"{name}: got {newer}, must be as max_tokens, which is {older}; give only one"
+            raise ApiError(400, message, name)
         if asked.token_limit == 0 and not asked.has_echo:
             raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
         return shared

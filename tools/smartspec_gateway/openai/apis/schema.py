@@ -264,6 +264,9 @@ class Generation(Sampling, Ignored):
     max_tokens: Int32 | None = Field(
         None, ge=0, description="most tokens to generate; default: the rest of the context"
     )
+    max_completion_tokens: Int32 | None = Field(
+        None, ge=1, description="newer name of max_tokens; if both are given, they must be equal"
+    )
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
     return_spec_metrics: Literal["none", "summary", "detailed"] | None = Field(
@@ -337,7 +340,7 @@ class Generation(Sampling, Ignored):
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_tokens
+        return self.max_completion_tokens or self.max_tokens
 
     def tensors(self) -> dict[str, Any]:
         """The inputs that have the name of their field."""
