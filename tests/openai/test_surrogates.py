@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_client import http
+from endpoint_client import JSON, http
 from fastapi.testclient import TestClient
 from standins import TINY, text_with
 
@@ -62,6 +62,33 @@ def test_arguments_of_an_earlier_call(
     error = refusing.post(path, json=body | more)
     assert error.status_code == 400
     assert error.json()["error"]["message"].endswith("\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [HELLO | {"content": "a\ud83d"}]}),
+        (CHAT, {"messages": [HELLO | {"content": [{"type": "text", "text": "a\udc00"}]}]}),
+        (RESPONSES, {"input": "a\ud83d"}),
+        (MESSAGES, {"messages": [HELLO | {"content": "a\ud83d"}], "max_tokens": 9}),
+        ("/tokenize", {"prompt": "a\ud83d"}),
+        ("/v1/completions", {"prompt": "a\ud83d", "stop": "\ud83d"}),
+    ],
+)
+def test_texts_of_a_request(path: str, body: dict[str, Any], tmp_path: Path) -> None:
+    asked, model = client(tmp_path, "{{ messages[0].content }}", "Yes.")
+    answer = asked.post(path, content=json.dumps(body), headers=JSON)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()["tokens"] if path == "/tokenize" else model.asked[0]["input_ids"]
+    assert Prompts(TINY).decode(found).endswith("a\ufffd")
+
+
+def test_a_body_with_another_fault_is_refused() -> None:
+    for end in (b'"', b'\xff"}', b'\\x"}'):
+        body = b'{"prompt": "\\ud83d' + end
+        answer = http().post("/v1/completions", content=body, headers=JSON)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("the body is not valid JSON: ")
 
 
 @pytest.mark.parametrize("depth", [150, 500, 900, 5000])

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from smartspec_gateway.openai.apis.schema import Sampling
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import FIELDS
+from smartspec_gateway.openai.surrogates import without_escaped_surrogates
 
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -53,10 +54,22 @@ def read(body: bytes, model: type[Read]) -> Read:
     if not body.strip():
         raise ApiError(400, "the body is empty, must be a JSON object")
     try:
-        document = from_json(body)
+        document = _document(body)
     except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     return validated(model, document)
+
+
+def _document(body: bytes) -> Any:
+    """Its texts have U+FFFD in the place of lone surrogates: a client that cuts a text between both
+    halves of a pair sends it in each later request. Raises ValueError."""
+    try:
+        return from_json(body)
+    except ValueError:
+        text = body.decode()
+        if (changed := without_escaped_surrogates(text)) == text:
+            raise
+        return from_json(changed)
 
 
 def validated(model: type[Read], body: Any) -> Read:
