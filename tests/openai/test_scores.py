@@ -71,6 +71,9 @@ def test_log_probs_of_a_chat() -> None:
     assert model.asked[0]["return_token_log_probs"] == 2
     off = http(Echo()).post(CHAT, json=body | {"logprobs": False})
     assert off.status_code == 400
+    none = http(Echo()).post(CHAT, json={"messages": HELLO, "logprobs": False, "top_logprobs": 0})
+    assert none.status_code == 200
+    assert none.json()["choices"][0]["logprobs"] is None
 
 
 def test_log_probs_with_echo() -> None:

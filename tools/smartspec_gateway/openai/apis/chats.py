@@ -15,7 +15,7 @@ from smartspec_gateway.openai.logprobs import OfChat
 
 
 def _prepared(requests: Requests, asked: ChatRequest) -> Prepared:
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs", "top_logprobs")
     return requests.of_chat(asked)
 
