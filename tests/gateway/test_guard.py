@@ -6,7 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from smartspec_gateway.guard import BoundedApp, Message, Send
+import pytest
+
+from smartspec_gateway.guard import RETRY_AFTER, BoundedApp, Message, Send
 from smartspec_gateway.limits import Limits
 
 SCOPE: Any = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -44,9 +46,36 @@ async def sent_when_cancelled(starts: bool) -> list[Message]:
 def test_a_request_without_an_answer_is_refused() -> None:
     status, body = asyncio.run(sent_when_cancelled(starts=False))
     assert status["status"] == 503
+    assert RETRY_AFTER in status["headers"]
     assert "the server ended" in json.loads(body["body"])["error"]
 
 
 def test_a_begun_answer_gets_no_second_one() -> None:
     (status,) = asyncio.run(sent_when_cancelled(starts=True))
     assert status["status"] == 200
+
+
+@pytest.mark.parametrize(
+    ("limits", "headers", "status"),
+    [
+        (Limits(), [], 503),
+        (Limits(512, is_draining=True), [], 503),
+        (Limits(512), [(b"content-encoding", b"gzip")], 415),
+    ],
+    ids=["starting", "draining", "wrong"],
+)
+def test_a_refusal_says_if_it_ends_by_itself(limits: Limits, headers: Any, status: int) -> None:
+    sent: list[Message] = []
+
+    async def app(*_: Any) -> None:
+        raise AssertionError
+
+    async def body() -> Message:
+        return await received() | {"more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(BoundedApp(app, limits)({**SCOPE, "headers": headers}, body, send))
+    assert sent[0]["status"] == status
+    assert (RETRY_AFTER in sent[0]["headers"]) == (status == 503)

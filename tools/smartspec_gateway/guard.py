@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from smartspec_gateway.limits import Limits, Refused, check_encoding
@@ -24,6 +24,9 @@ ErrorBody = Callable[[int, str, str], bytes]
 """The body of an error from status, message, and the path if it is known."""
 
 ENDING = "the server ended before the request was answered: send it to another server"
+
+RETRY_AFTER = (b"retry-after", b"1")
+"""Of refusals that end by themselves: when to send the request again, in seconds."""
 
 _NEEDS_MODEL = re.compile("/ready$|/health$|^/v1/")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -60,16 +63,19 @@ class BoundedApp:
                 self._limits.check_open()
             await self.app(scope, _replay(body[0], receive), send)
         except Refused as refused:
-            answer = self._error_body(refused.status, refused.message, scope["path"])
-            await send_whole(send, refused.status, answer)
+            await self._refuse(send, refused.status, refused.message, scope["path"])
         except ClientGone:
             pass
         except asyncio.CancelledError:  # the server ends
             if sender.is_started:
                 raise
-            await send_whole(send, 503, self._error_body(503, ENDING, scope["path"]))
+            await self._refuse(send, 503, ENDING, scope["path"])
         finally:
             self._limits.held_bytes -= sum(map(len, body))
+
+    async def _refuse(self, send: Send, status: int, message: str, path: str) -> None:
+        headers = (RETRY_AFTER,) if status == 503 else ()
+        await send_whole(send, status, self._error_body(status, message, path), headers=headers)
 
     async def _receive(self, receive: Receive, body: list[bytes]) -> None:
         """Add what is received to `body`. A long body is counted in parts."""
@@ -117,10 +123,14 @@ class _Sender:
 
 
 async def send_whole(
-    send: Send, status: int, body: bytes, content_type: bytes = b"application/json"
+    send: Send,
+    status: int,
+    body: bytes,
+    content_type: bytes = b"application/json",
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    own = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
