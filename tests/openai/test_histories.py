@@ -53,6 +53,14 @@ NO_THOUGHT_BESIDE_TEXT = """{% for m in messages %}
 """As gpt-oss."""
 
 
+ALTERNATE = """{% set ns = namespace(num=0) %}
+{%- for m in messages %}{% if m.role in ['user', 'assistant'] and not m.tool_calls %}
+{%- if (m.role == 'user') != (ns.num % 2 == 0) %}
+{{- raise_exception('conversation roles must alternate') }}{% endif %}
+{%- set ns.num = ns.num + 1 %}{% endif %}{% endfor %}"""
+"""Mistral's templates before 2025 count no calls."""
+
+
 def told(folder: Path, template: str, path: str, **body: Any) -> str:
     """The prompt that the server makes of a request."""
     (folder / "chat.jinja").write_text(template)
@@ -133,6 +141,24 @@ def test_both_rules_are_used_together(tmp_path: Path) -> None:
     template = ONE_SYSTEM + SHORT_IDS
     messages = [*talk("call_1"), message("system", "s")]
     assert told(tmp_path, template, CHAT, messages=messages).startswith("[system]s[user]a")
+
+
+@pytest.mark.parametrize("ids", [("call_1",), ("call_1", "call_2")])
+def test_text_after_results_is_in_the_last_one_where_roles_must_alternate(
+    tmp_path: Path, ids: tuple[str, ...]
+) -> None:
+    messages = [message("system", "s"), *talk(*ids), message("user", "b"), message("user", "c")]
+    found = told(tmp_path, ALTERNATE + SHORT_IDS, CHAT, messages=messages)
+    short = re.findall("<(.{9})>", found)
+    assert found.startswith(f"[system]s[user]a[assistant]<{short[0]}>")
+    assert found.endswith(f"[tool]r\n\nb\n\nc<{short[len(ids) - 1]}>")
+    assert found.count("\n\nb") == 1
+    later = [*messages, message("assistant", "d"), message("user", "e")]
+    assert told(tmp_path, ALTERNATE + SHORT_IDS, CHAT, messages=later).endswith(
+        f"[tool]r\n\nb\n\nc<{short[len(ids) - 1]}>[assistant]d[user]e"
+    )
+    kept = told(tmp_path, SHORT_IDS, CHAT, messages=messages)
+    assert kept.endswith("[user]b[user]c"), "a template that takes them"
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -94,6 +94,18 @@ def with_one_system_message(messages: History) -> History:
     return found
 
 
+def with_text_in_results(messages: History) -> History:
+    """What the user writes after the results of calls ends the last of them. Mistral's templates
+    count no calls and no results, so that two messages of the user follow each other."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "user" and found and found[-1]["role"] == "tool":
+            found[-1]["content"] = _joined([found[-1], message])
+        else:
+            found.append({**message})
+    return found
+
+
 def without_system_message(messages: History) -> History:
     """Its text begins the first message of the user, as for Gemma 2."""
     system, *others = messages
@@ -117,6 +129,7 @@ RULES = (
     with_short_ids,
     with_one_call_each,
     with_one_system_message,
+    with_text_in_results,
     without_system_message,
     without_thoughts,
 )
