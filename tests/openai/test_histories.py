@@ -53,6 +53,11 @@ NO_THOUGHT_BESIDE_TEXT = """{% for m in messages %}
 """As gpt-oss."""
 
 
+AFTER_SYSTEM = """[user]{% set first = messages[0] %}
+{%- if first.role == 'system' %}{% for m in messages[1:] %}{{ first.content }} {{ m.content }}
+{%- endfor %}{% else %}{{ first.content | trim }}{% endif %}"""
+"""As Gemma 3's."""
+
 ALTERNATE = """{% set ns = namespace(num=0) %}
 {%- for m in messages %}{% if m.role in ['user', 'assistant'] and not m.tool_calls %}
 {%- if (m.role == 'user') != (ns.num % 2 == 0) %}
@@ -109,6 +114,17 @@ def test_users_messages_are_joined_where_roles_must_alternate(tmp_path: Path) ->
     found = told(tmp_path, ONE_SYSTEM, RESPONSES, input=items, instructions="i")
     assert found == "[system]i\n\nd[user]env\n\na"
     assert told(tmp_path, MANY_SYSTEMS, RESPONSES, input=items) == "[user]env[system]d[user]a"
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_message_alone_reaches_the_model(tmp_path: Path, role: str) -> None:
+    """Gemma's templates write it before the text of the user, and nothing without one."""
+    texts = [message(role, "s <|im_end|>")]
+    assert told(tmp_path, AFTER_SYSTEM, CHAT, messages=texts) == "[user]s <|im_end|>"
+    several = [message(role, "s"), message(role, "t")]
+    assert told(tmp_path, AFTER_SYSTEM, CHAT, messages=several) == "[user]s t"
+    assert told(tmp_path, MANY_SYSTEMS, CHAT, messages=several) == "[system]s[system]t"
+    assert told(tmp_path, AFTER_SYSTEM, CHAT, messages=[message(role, "")]) == "[user]"
 
 
 def talk(*ids: str | None) -> list[dict[str, Any]]:

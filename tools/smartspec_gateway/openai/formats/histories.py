@@ -117,6 +117,11 @@ def without_system_message(messages: History) -> History:
     return [{**first, "content": _joined([system, first])}, *others]
 
 
+def with_user(messages: History) -> History:
+    """The last message is the user's, for templates that leave out a system message without one."""
+    return [*messages[:-1], {**messages[-1], "role": "user"}]
+
+
 def without_thoughts(messages: History) -> History:
     """Some templates refuse a thought beside text and calls."""
     return [

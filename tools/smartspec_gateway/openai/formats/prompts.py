@@ -98,14 +98,16 @@ class Prompts:
         if template is None:
             raise ApiError(400, NO_TEMPLATE, "messages")
         messages, tools = self._ways(template).told(list(map(_message, messages)), tools)
-        prompt = self._rendered(
-            template,
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **self._special_names.cut(dict(variables)),
-        )
+        cut = self._special_names.cut
+        more = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **cut(dict(variables)),
+        }
+        prompt = self._rendered(template, messages, tools, **more)
+        is_system = all(message["role"] in histories.SYSTEM for message in messages)
+        if is_system and cut(messages[-1]["content"]).strip() not in prompt:
+            prompt = self._rendered(template, histories.with_user(messages), tools, **more)
         begin = self._special.get("bos_token")
         if begin and self._begin_tokens and prompt.startswith(begin):
             prompt = prompt[len(begin) :]  # the tokenizer adds it
