@@ -205,6 +205,11 @@ def test_all_parameters_of_the_renderer_are_reserved() -> None:
     assert names - {"documents", "kwargs"} <= RESERVED
 
 
+def test_other_names_are_variables(tmp_path: Path) -> None:
+    given = {"template": "a", "form": "b"}
+    assert prompt(tmp_path, "{{ template }}{{ form }}", [USER], chat_template_kwargs=given) == "ab"
+
+
 def test_documents_are_a_variable(tmp_path: Path) -> None:
     told = prompt(
         tmp_path,

@@ -120,7 +120,7 @@ class Prompts:
         return format_of(template, self._ways(template).of_tools)
 
     def _rendered(
-        self, template: str, messages: histories.History, tools: Tools, **more: Any
+        self, template: str, messages: histories.History, tools: Tools, /, **more: Any
     ) -> str:
         """The prompt, of the first form of the messages that the template takes. Raises
         ApiError."""
