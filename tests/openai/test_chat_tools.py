@@ -127,6 +127,8 @@ def test_an_error_of_a_grammar_names_the_clients_field() -> None:
         ({"guided_regex": "x"}, "guided_regex"),
         ({"structured_outputs": {"regex": "x"}}, "structured_outputs.regex"),
         (WITH_TOOLS | {"tool_choice": "required"}, "tools"),
+        (WITH_TOOLS | {"tool_choice": "required", "response_format": STRICT}, "tools"),
+        (WITH_TOOLS | {"response_format": STRICT}, "response_format with tools"),
     ):
         answer = tool_client(Echo(error)).post(CHAT, json={"messages": HELLO, **body})
         found = answer.json()["error"]
@@ -134,6 +136,22 @@ def test_an_error_of_a_grammar_names_the_clients_field() -> None:
             field,
             f"{field}: must be a grammar that works: no such rule",
         )
+
+
+def test_an_error_of_the_size_of_a_grammar_names_the_clients_fields() -> None:
+    long = {"type": "object", "description": "x" * 70_000}
+    tool = {"type": "function", "function": {"name": "f", "parameters": long}}
+    given = {"response_format": {"type": "json_object"}}
+    chat, flat = {"messages": HELLO}, {"type": "function", "name": "f", "parameters": long}
+    items = {"input": "a", "tools": [flat], "text": {"format": {"type": "json_object"}}}
+    for path, body, field in (
+        (CHAT, chat | {"tools": [tool], "tool_choice": "required"}, "tools"),
+        (CHAT, chat | given | {"tools": [tool]}, "response_format with tools"),
+        ("/v1/responses", items, "text.format with tools"),
+    ):
+        found = http(context_len=8192).post(path, json=body).json()["error"]
+        assert found["param"] == field
+        assert found["message"].startswith(f"{field}: got 7")
 
 
 FORCED = ('<tool_call>\n{"name": "wea', 'ther", "arguments": {"a', '": "}"}}\n</tool_call>')

@@ -15,6 +15,9 @@ from smartspec_gateway.openai.formats.media import with_markers
 from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
 
 RESPONSE_FORMAT = "response_format"
+WITH_TOOLS = f"{RESPONSE_FORMAT} with tools"
+"""In errors, where one grammar is made of both."""
+
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TOOLS = 128
@@ -338,6 +341,11 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
         schema = None if self.must_call else schema
         own = {} if schema is None else {RESPONSE_FORMAT: ("json_schema", json.dumps(schema))}
         return super().grammars | own
+
+    @property
+    def grammar_field(self) -> str:
+        found = super().grammar_field
+        return WITH_TOOLS if found == RESPONSE_FORMAT and self.callable_tools else found
 
     @property
     def tool_types(self) -> Tools:

@@ -31,6 +31,7 @@ NAMES = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
+    "response_format with tools": "output_config.format with tools",
 }
 """Fields of chats that have another name here."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.apis.chat_schema import (
     RESPONSE_FORMAT,
+    WITH_TOOLS,
     ChatPrompt,
     ChatRequest,
     Message,
@@ -217,8 +218,9 @@ class Requests:
     def _grammar(self, asked: Generation, is_in_reasoning: bool | None) -> Fields:
         """The fields of the grammar, if there is one."""
         grammars = asked.grammars
-        if isinstance(asked, ChatRequest):
-            grammars |= self._call_grammars(asked)
+        if isinstance(asked, ChatRequest) and (calls := self._call_grammars(asked)):
+            grammars.pop(RESPONSE_FORMAT, None)
+            grammars |= calls
         if len(grammars) > 1:
             first, second, *_ = grammars
             raise ApiError(400, f"{second}: not together with {first}", second)
@@ -242,7 +244,7 @@ class Requests:
         calls = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
         if response is None:
             return {"tools": ("ebnf_grammar", calls)}
-        return {RESPONSE_FORMAT: ("ebnf_grammar", calls_or_json(calls, response[1]))}
+        return {WITH_TOOLS: ("ebnf_grammar", calls_or_json(calls, response[1]))}
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
         """Tokens to generate after a prompt. Raises ApiError if the context is too short. In chats

@@ -37,6 +37,7 @@ NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
+    "response_format with tools": "text.format with tools",
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
     "tool_choice.allowed_tools": "tool_choice",
