@@ -52,7 +52,7 @@ from smartspec_py.engines.checkpoints.tensors import (
     source_files,
 )
 from smartspec_py.engines.phases import PREPARING, begin
-from smartspec_py.engines.runtimes.machine import free_bytes, has_vnni
+from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes, has_vnni
 from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, LONGEST
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
@@ -79,10 +79,10 @@ Weights of 4 bits have the same groups."""
 NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
 
 LEAST_WEIGHTS, LEAST_BLOCK, MOST_BLOCK = 1_000_000, 32, 64
-"""Without VNNI, products of whole numbers (`Products`) need about ten small operators each. So they
-pay if matrices have so many weights on average: passes of Qwen2.5-0.5B take 0.73 to 0.43 of the
-time, those of SmolLM2-135M 1.3 to 0.95 (AMD EPYC Zen 3). Weights are rotated in blocks of columns:
-the largest power of 2 that divides all widths, from LEAST_BLOCK to MOST_BLOCK."""
+"""With AVX2 and without VNNI, products of whole numbers (`Products`) need about ten small operators
+each. So they pay if matrices have so many weights on average: passes of Qwen2.5-0.5B take 0.63 to
+1.06 of the time, those of SmolLM2-135M 0.95 to 1.3 (AMD EPYC Zen 3). Weights are rotated in blocks
+of columns: the largest power of 2 that divides all widths, from LEAST_BLOCK to MOST_BLOCK."""
 
 MOST_WIDTH, MOST_TOKENS = 2_048, 80
 """Without rounded activations, OpenVINO 2026.4 converts compressed weights in each pass. It then
@@ -149,7 +149,8 @@ class OpenVinoRunner(Runner):
         if kept_group:  # the scale of a group of activations is multiplied by one of the weights
             group = min(group, kept_group)
         has_integers = group > 0 and has_vnni()
-        block = _block(model) if num_bits == 8 and not has_integers else 0
+        is_whole = num_bits == 8 and not has_integers and cpu_has("avx2")
+        block = _block(model) if is_whole else 0
         is_bounded = num_bits > 0 and not has_integers and not block
         precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if is_bounded or block or HALF.get(config.dtype) not in precisions:
