@@ -66,15 +66,15 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"version": 0, "time_s": 0, "state": {}}', "version 0, not 6"),
-        ('{"version": 6, "time_s": 0, "state": {}}', "speculation"),
-        ('{"version": 6, "time_s": 0, "state": {"speculation": []}}', "list indices"),
+        ('{"version": 0, "time_s": 0, "state": {}}', "version 0, not 7"),
+        ('{"version": 7, "time_s": 0, "state": {}}', "speculation"),
+        ('{"version": 7, "time_s": 0, "state": {"speculation": []}}', "list indices"),
         (
-            '{"version": 6, "time_s": 0, "state": {"speculation": {"acceptance": []}}}',
+            '{"version": 7, "time_s": 0, "state": {"speculation": {"acceptance": []}}}',
             "has no attribute",
         ),
-        ('{"version": 6, "time_s": NaN, "state": {}}', "NaN is not a finite number"),
-        ('{"version": 6, "time_s": null, "state": {}}', "unsupported operand"),
+        ('{"version": 7, "time_s": NaN, "state": {}}', "NaN is not a finite number"),
+        ('{"version": 7, "time_s": null, "state": {}}', "unsupported operand"),
         ("[]", "list indices"),
     ],
 )

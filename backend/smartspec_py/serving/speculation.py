@@ -145,10 +145,10 @@ class Speculation:
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """kept: weight of the evidence, 0 to 1. Proposers that no longer exist are ignored."""
-        self._answer_length.mean = float(state["answer_length"])
         for name, of_source in state["acceptance"].items():
             if name in self._sources:
                 self._sources[name].restore(of_source, kept)
+        self._answer_length.mean = float(state["answer_length"])
 
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
