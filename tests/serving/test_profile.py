@@ -229,6 +229,15 @@ def test_only_the_same_models_on_the_same_machine_are_not_measured(
 
 
 @pytest.mark.parametrize(
+    "cost", [[], {}, 1, None, "text", {"target": None}, {"target": []}, {"target": [1]}, {"x": 1}]
+)
+def test_what_is_no_cost_model_is_refused(cost: Any) -> None:
+    """Of a profile, it is measured again."""
+    with pytest.raises((TypeError, ValueError)):
+        cost_from_json(cost)
+
+
+@pytest.mark.parametrize(
     ("factor", "is_kept"), [(1.5, False), (1.4, True), (1.0, True), (0.5, True)]
 )
 def test_a_profile_of_a_busy_machine_is_measured_again(

@@ -217,12 +217,12 @@ def interpolate(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
 
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
     """The cost model in this JSON object. Raises TypeError or ValueError if it is none."""
-    tables = {
-        name: PassTable(**{field: tupled(value) for field, value in raw[name].items()})
-        for name in ("target", "draft", "prompt")
-        if raw.get(name)
-    }
-    return CostModel(**{**raw, **tables})
+    fields: dict[str, Any] = dict(raw)
+    for name in ("target", "draft", "prompt"):
+        table: Any = fields.get(name)
+        if table is not None or name == "target":
+            fields[name] = PassTable(**{key: tupled(value) for key, value in dict(table).items()})
+    return CostModel(**fields)
 
 
 def tupled(value: Any) -> Any:
