@@ -126,12 +126,12 @@ class LocalEngineConfig(EngineConfig):
     lacks the configured type."""
     weights: Literal["auto", "stored", "int8", "int4", "fp8"] = "auto"
     """type of the weights. stored keeps them in the type of their files. int8 rounds each row to 8
-    bits, int4 each group of 32 to 128 numbers to 4, and both round activations to 8 bits, where the
-    processor multiplies integers faster. Both need OpenVINO. fp8 rounds each row, and the
-    activations of each token, to 8-bit floating point on a GPU. auto is int8 if OpenVINO computes a
-    model of 100 million parameters or more: texts change a little, and a pass takes about half the
-    time. int4, and auto on a processor with VNNI, keep matrices that a checkpoint of GPTQ, AWQ or
-    compressed-tensors has in 4 bits, in adjacent groups of 64 or 128."""
+    bits, int4 each group of 32 to 128 numbers to 4. Both need OpenVINO, and round activations too:
+    with VNNI, and without it int8 of large models. fp8 rounds each row, and the activations of each
+    token, to 8-bit floating point on a GPU. auto is int8 if OpenVINO computes a model of 100
+    million parameters or more: texts change a little, and a pass takes about half the time. int4,
+    and auto on a processor with VNNI, keep matrices that a checkpoint of GPTQ, AWQ or compressed-
+    tensors has in 4 bits, in adjacent groups of 64 or 128."""
     weights_cache_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64_000_000_000
     """bytes on the disk, of all models together, for weights that were converted to 8 or 4 bits, so
     that the next start only maps them into memory. They are in the folder `weights` of the user's

@@ -321,21 +321,25 @@ def test_a_fault_of_a_grammar(
     assert guided.error[1].startswith("guided_decoding_guide: cannot be followed further: ")
 
 
-@pytest.mark.parametrize("num_requests", [1, 2])
-def test_a_request_whose_own_work_delays_the_others_ends(
-    num_requests: int, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock on which each of the penalties of one request takes 0.06 s. Alone, it delays
-    nobody."""
+def penalties_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which nothing else takes time than each of the penalties of one request."""
     now_s = [0.0]
     works = shaping._penalties
 
     def takes_long(one: shaping.Shaping, *arguments: Any) -> Any:
-        now_s[0] += 0.06 * (one.sampling.seed == SEED)
+        now_s[0] += seconds * (one.sampling.seed == SEED)
         return works(one, *arguments)
 
     monkeypatch.setattr(shaping, "_penalties", takes_long)
     monkeypatch.setattr(host_time.time, "thread_time", lambda: now_s[0])
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_request_whose_own_work_delays_the_others_ends(
+    num_requests: int, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, it delays nobody."""
+    penalties_take(0.06, monkeypatch)
     params = [replace(REQUESTS[0], policy="none"), replace(REQUESTS[1], max_tokens=40)]
     victim, *others = generate(server, params[:num_requests], 60.0)
     assert [sink.error for sink in others] == [None] * (num_requests - 1)
@@ -356,15 +360,7 @@ def test_a_request_whose_drafts_delay_the_others_loses_them_first(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each position takes 0.03 s: with a draft, a step takes more than it may, and less without."""
-    now_s = [0.0]
-    works = shaping._penalties
-
-    def takes_long(one: shaping.Shaping, *arguments: Any) -> Any:
-        now_s[0] += 0.03 * (one.sampling.seed == SEED)
-        return works(one, *arguments)
-
-    monkeypatch.setattr(shaping, "_penalties", takes_long)
-    monkeypatch.setattr(host_time.time, "thread_time", lambda: now_s[0])
+    penalties_take(0.03, monkeypatch)
     params = [replace(REQUESTS[0], policy="fixed:1", max_tokens=60)]
     params.append(replace(REQUESTS[1], max_tokens=60))
     sinks = generate(server, params, 60.0)

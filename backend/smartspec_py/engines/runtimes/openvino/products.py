@@ -121,13 +121,13 @@ class Products:
         states: [N, 1, in]. The activations of a token are rotated as the weight is, and rounded
         with one scale.
         """
-        num_out, width = weight.values[:num_rows].shape
+        values = weight.values[:num_rows]
+        num_out, width = values.shape
         turned = op.reshape(self._rotated(states, width), ints(1, -1, width), False)
         largest = op.reduce_max(op.abs(turned), int_(-1), keep_dims=True)
         scale = op.multiply(op.maximum(largest, float_(TINY)), float_(1 / MOST))
         limits = [op.constant(np.full((1, 1, 1), end, np.float32)) for end in LEVELS]
         whole = op.fake_quantize(op.divide(turned, scale), *limits, *limits, levels=256)
-        values = weight.values[:num_rows]
         integers = self._constant(values, (num_out, width, 1), ov.Type.i8)
         of_rows = op.constant(weight.scale[:num_rows].numpy()[:, :, None])
         kernel = op.multiply(op.convert(integers, np.float32), of_rows)
