@@ -138,14 +138,10 @@ class LocalEngineConfig(EngineConfig):
     cache directory, and are removed if the model's files change or go. 0 keeps none."""
     kv_cache: Literal["auto", "u8"] = "auto"
     """type of the KV cache. auto keeps keys and values in the dtype, but PyTorch on a CPU in
-    float32. u8 rounds them to 8 bits, each head of a token with one scale, for target, draft model
-    and EAGLE-3 head. It takes about half the memory of bfloat16, and changes texts a little. It
-    needs OpenVINO."""
-    long_prompt: Annotated[int | None, Field(ge=1, le=1_000_000)] = 1024
-    """from this prompt length on, OpenVINO attends all tokens of a request together: drafts after
-    long contexts take less time, and the next turn of a chat finds the generated text in the cache.
-    A token without drafts takes longer, up to twice as long with many such requests at once. null:
-    never."""
+    float32, and OpenVINO in float16 beside weights of 8 or 4 bits if the dtype is float32. u8
+    rounds them to 8 bits, each head of a token with one scale, for target, draft model and EAGLE-3
+    head. It takes about half the memory of 16 bits, and changes texts a little. It needs
+    OpenVINO."""
     device: str = "auto"
     """cpu, cuda or cuda:N. auto uses CUDA if there is a GPU."""
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -48,10 +48,6 @@ pytestmark = pytest.mark.slow  # so that they run beside the others
 
 MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 4, 16, 40
 GREEDY = SamplingParams()
-LONG_PROMPT = 100
-"""Three of the seven prompts are longer: their tokens are always attended together. What is
-generated behind them is found in the cache like what was read."""
-
 QEMU = shutil.which("qemu-x86_64")
 
 SIZES: dict[str, Any] = {
@@ -126,7 +122,7 @@ class Recorder(LocalTarget):
         kinds = [one.get_rt_info()["layerType"].astype(str) for one in operators]
         assert ("Convolution" in kinds) == is_whole
         assert runner.config.keeps_4_bits == is_kept
-        super().__init__(runner, capabilities, long_prompt=LONG_PROMPT)
+        super().__init__(runner, capabilities)
         self.last_logits = torch.empty(0)
         forward = self.runner.forward
 
@@ -305,6 +301,14 @@ def test_logits_do_not_depend_on_the_adapters_of_others(
     check_bits(kind, dtype, weights, ranks=(8, 13, 32, 64))
 
 
+@pytest.mark.parametrize(("weights", "expected"), [("stored", "f32"), ("int8", "f16")])
+def test_the_type_of_keys_of_float32(weights: str, expected: str) -> None:
+    runner = Recorder("llama", torch.float32, weights).runner
+    tensors = runner.cache.tensors.values()  # type: ignore[attr-defined]
+    assert {tensor.element_type.to_string() for tensor in tensors} == {expected}
+    assert runner.bytes_per_token == 2 * 2 * 2 * 32 * int(expected[1:]) // 8
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3, heads of 64", "gemma3, window 50"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
@@ -316,7 +320,7 @@ def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
     assert {tensor.element_type.to_string() for tensor in tensors} == {"u8"}
     head_dim = CONFIGS[kind].to_dict().get("head_dim") or 32
     assert runner.bytes_per_token == 2 * 2 * 2 * (head_dim + 8)
-    expected = bytes_per_token(CONFIGS[kind], torch.device("cpu"), dtype, "u8")
+    expected = bytes_per_token(CONFIGS[kind], dtype, "u8")
     assert runner.bytes_per_token == expected
     check_bits(kind, dtype, "int8", kv_cache="u8")
 

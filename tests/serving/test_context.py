@@ -70,10 +70,10 @@ def test_one_text_may_use_all_blocks(
     monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], context_len: int, num_bytes: int
 ) -> None:
     monkeypatch.setattr(context, "_num_weights", lambda config: 1000)
-    monkeypatch.setattr(context, "free_bytes", lambda device: TOKEN_BYTES * 4000 + 2 * 1000)
+    monkeypatch.setattr(context, "free_bytes", lambda device: TOKEN_BYTES * 4000 + 2 * 4000)
     models = [PAIR / "target", PAIR / "draft"]
     given = LimitsConfig.model_validate(limits)
-    found = context.choose_cache(models, CPU, torch.float32, given, weights="int8", has_blocks=True)
+    found = context.choose_cache(models, CPU, torch.float32, given, has_blocks=True)
     assert found.context_len == context_len
     assert found.num_bytes == num_bytes
 
@@ -103,15 +103,20 @@ def test_a_server_whose_cache_holds_less_than_its_context(tmp_path: Path) -> Non
     assert all(len(tokens) == 20 for tokens in alone)
 
 
-def test_a_cache_of_8_bits_gives_a_longer_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of 16 take 24 bytes instead of 64."""
-    left = 2 * 32 * 3 * 2 * 8 * 64 * 600
+@pytest.mark.parametrize(
+    ("weights", "kv_cache", "expected"),
+    [("stored", "auto", 512), ("int8", "auto", 1024), ("int8", "u8", 1536)],
+)
+def test_smaller_keys_give_a_longer_context(
+    monkeypatch: pytest.MonkeyPatch, weights: str, kv_cache: str, expected: int
+) -> None:
+    """Heads of 16 take 64, 32 or 24 bytes."""
+    left = 2 * 3 * 2 * 8 * 64 * 600
     monkeypatch.setattr(context, "_num_weights", lambda config: 0)
     monkeypatch.setattr(context, "free_bytes", lambda device: left)
-    for kv_cache, expected in (("auto", 512), ("u8", 1536)):
-        models = [PAIR / "target"]
-        found = context.choose_cache(models, CPU, torch.float32, LIMITS, kv_cache)
-        assert found.context_len == expected
+    models = [PAIR / "target"]
+    found = context.choose_cache(models, CPU, torch.float32, LIMITS, kv_cache, weights, True)
+    assert found.context_len == expected
 
 
 def test_a_draft_with_fewer_positions_does_not_shorten_the_context(

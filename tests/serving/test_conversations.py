@@ -24,9 +24,9 @@ TARGET_BYTES, DRAFT_BYTES = (layers * 2 * 8 * 16 * 4 for layers in (3, 2))
 WORDS = ["bread", "boats", "birds", "rain", "river", "summer", "winter", "people", "walk", "town"]
 
 
-def config_of(long_prompt: int | None = 1024, **limits: Any) -> ServerConfig:
+def config_of(**limits: Any) -> ServerConfig:
     engine = {"kind": "local", "model": str(PAIR / "target"), "draft": str(PAIR / "draft")}
-    engine |= {"dtype": "float32", "device": "cpu", "num_threads": 1, "long_prompt": long_prompt}
+    engine |= {"dtype": "float32", "device": "cpu", "num_threads": 1}
     limits = {"max_context_len": 1024, "profile_s": 0.0, "max_draft_len": 4, **limits}
     return ServerConfig.model_validate({"engine": engine, "limits": limits})
 
@@ -63,12 +63,9 @@ def test_a_small_request_does_not_end_a_conversation(tmp_path: Path) -> None:
         assert num_new(after) < 40
 
 
-@pytest.mark.parametrize(("long_prompt", "num_cached"), [(150, 189), (151, 150), (None, 150)])
-def test_the_next_turn_of_a_long_chat_reads_only_what_is_new(
-    tmp_path: Path, long_prompt: int | None, num_cached: int
-) -> None:
-    """The last token that was generated was not read. The draft model knows all that it read."""
-    config = config_of(long_prompt=long_prompt)
+def test_the_next_turn_of_a_chat_reads_the_answer_again(tmp_path: Path) -> None:
+    """So that no bit depends on what is cached. The draft model knows all that it read."""
+    config = config_of()
     engine = build_engine(config, tmp_path)
     drafts = engine.proposers["draft_model"].pool  # type: ignore[attr-defined]
     found: list[int] = []
@@ -90,7 +87,7 @@ def test_the_next_turn_of_a_long_chat_reads_only_what_is_new(
             for reuses in (True, False)
         )
     assert first.progress.num_cached == alone.progress.num_cached == 0
-    assert then.progress.num_cached == num_cached
+    assert then.progress.num_cached == 150
     assert then.tokens == alone.tokens
     assert found[0] == found[2] == 0
     assert found[1] >= 180

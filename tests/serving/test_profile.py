@@ -8,7 +8,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,23 +67,6 @@ def test_keys_that_are_read_for_each_token_are_kept_apart() -> None:
     assert cost.target_s(6, 6, 500) == pytest.approx(1.0 + 5.0 * 6)
     once = measure(CountingEngine(), None, SHAPE)
     assert once.target.context_token_s == pytest.approx(0.0)
-
-
-def test_long_contexts_have_costs_of_their_own() -> None:
-    """From 1,000 on, keys are read once for each row, and this takes twice as long; below, they are
-    read for each token."""
-    shape = replace(SHAPE, long_context=1000, timed_long=2000)
-
-    def reads(rows: int, tokens: int, context_len: int, _: int) -> float:
-        each = 2 if context_len >= 1000 else tokens
-        return 1.0 + 0.1 * rows * tokens + 0.01 * context_len * rows * each
-
-    cost = measure(CountingEngine(reads), None, shape)
-    assert cost.target_s(2, 6, 500) == pytest.approx(1.0 + 0.6 + 30.0)
-    assert cost.target_s(2, 2, 1000) == pytest.approx(1.0 + 0.2 + 40.0)
-    assert cost.target_s(2, 6, 1000) == pytest.approx(1.0 + 0.6 + 40.0)
-    assert cost.target_s(1, 5, 6000) == pytest.approx(1.0 + 0.5 + 120.0)
-    assert cost_from_json(json.loads(json.dumps(asdict(cost)))) == cost
 
 
 class CountingEngine:

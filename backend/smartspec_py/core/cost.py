@@ -39,8 +39,6 @@ class PassTable:
     context_s: additional seconds per token of context, per row.
     context_token_s: the same for each token of a row after its first. It is 0 if a pass reads the
         keys of a row once, and not if it reads them for each token.
-    long_context: from this context on, a pass without its context takes as long, but the two costs
-        of context are long_context_s and long_context_token_s. 0: there is no such context.
     """
 
     rows: tuple[int, ...]
@@ -49,9 +47,6 @@ class PassTable:
     context_len: int = 0
     context_s: float = 0.0
     context_token_s: float = 0.0
-    long_context: int = 0
-    long_context_s: float = 0.0
-    long_context_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, axis in (("rows", self.rows), ("tokens_per_row", self.tokens_per_row)):
@@ -75,8 +70,8 @@ class PassTable:
         pass_s: Floats = np.interp(num_tokens, tokens, seconds)
         if context_len >= 0:
             later_tokens = np.maximum(num_tokens - batch_size, 0)
-            first_s, later_s = self._context_s(context_len)
-            pass_s = np.maximum(pass_s + first_s * batch_size + later_s * later_tokens, 0.0)
+            token_s = self.context_s * batch_size + self.context_token_s * later_tokens
+            pass_s = np.maximum(pass_s + token_s * (context_len - self.context_len), 0.0)
         return pass_s
 
     def one_token_s(self, batch_size: int, context_len: float = -1.0) -> float:
@@ -85,17 +80,8 @@ class PassTable:
             return 0.0
         seconds = float(self._line(batch_size)[1][0])
         if context_len >= 0:
-            seconds += self._context_s(context_len)[0] * batch_size
+            seconds += self.context_s * batch_size * (context_len - self.context_len)
         return max(seconds, 0.0)
-
-    def _context_s(self, context_len: float) -> tuple[float, float]:
-        """What context of this length costs more than the measured one: for each row, and for each
-        token of a row after its first."""
-        measured = self.context_s * self.context_len, self.context_token_s * self.context_len
-        each = self.context_s, self.context_token_s
-        if 0 < self.long_context <= context_len:
-            each = self.long_context_s, self.long_context_token_s
-        return each[0] * context_len - measured[0], each[1] * context_len - measured[1]
 
     @cached_property
     def one_token_by_rows(self) -> Floats:

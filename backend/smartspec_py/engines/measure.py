@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -65,8 +65,6 @@ class ProfileShape:
     prefill_chunk: prompt tokens in a pass. None: the profile chooses it, see WORTH_DOUBLING.
     max_prompt: most prompt tokens that one request can have.
     max_nodes: most drafts of a request that are a tree; 0 if there are only chains.
-    long_context: requests with such a context are computed otherwise, see `PassTable`; 0 if there
-        are none. timed_long: the context at which their passes are timed.
     """
 
     max_sequences: int
@@ -75,8 +73,6 @@ class ProfileShape:
     prefill_chunk: int | None
     max_prompt: int
     max_nodes: int = 0
-    long_context: int = 0
-    timed_long: int = 0
 
 
 class _Pass(NamedTuple):
@@ -229,10 +225,6 @@ class _Target:
         self._batch = self._pass(most, 1)
         self._later = self._pass(min(FEW_ROWS, most), longest)
         self._first = [*one_row, *self._with_shorter(self._batch), *self._with_shorter(self._later)]
-        self._long_context, self._timed_long = shape.long_context, shape.timed_long
-        # Of a row whose tokens are read like those of a prompt.
-        self._long = [_Pass(1, num, shape.timed_long, num) for num in (1, longest)]
-        self._first += self._long if shape.long_context else []
         all_passes = [
             self._pass(r, num)
             for r in self._rows
@@ -269,7 +261,6 @@ class _Target:
         saved_s = self._saved_s(self._later) - context_s * self._later.batch_size * num_less
         context_token_s = max(0.0, saved_s) / (num_less * max(1, num_later))
         seconds = self.seconds(context_s, context_token_s)
-        long_s = self._long_s(seconds, context_s, context_token_s)
         grid = tuple(tuple(seconds[r, num] for num in self._tokens) for r in self._rows)
         return PassTable(
             rows=self._rows,
@@ -278,26 +269,7 @@ class _Target:
             context_len=self._context_len,
             context_s=context_s,
             context_token_s=context_token_s,
-            long_context=self._long_context,
-            long_context_s=long_s[0],
-            long_context_token_s=long_s[1],
         )
-
-    def _long_s(
-        self, seconds: Mapping[tuple[int, int], float], context_s: float, context_token_s: float
-    ) -> tuple[float, float]:
-        """What a token of a long context costs: for a row, and for each token after its first."""
-        if not self._long_context:
-            return 0.0, 0.0
-        one, most = self._long
-        num_later, best_s = most.tokens_per_row - 1, self._timer.best_s
-        # Of the same passes without context.
-        one_s = seconds[1, 1] - context_s * self._context_len
-        most_s = seconds[1, most.tokens_per_row] - context_s * self._context_len
-        most_s -= context_token_s * num_later * self._context_len
-        row_s = max(0.0, best_s[one] - one_s)
-        later_s = max(0.0, best_s[most] - most_s - row_s)
-        return row_s / self._timed_long, later_s / (self._timed_long * max(1, num_later))
 
     def seconds(self, context_s: float, context_token_s: float) -> dict[tuple[int, int], float]:
         """Of each number of rows and tokens per row, timed or inferred.
@@ -316,7 +288,7 @@ class _Target:
         timed = {
             (pass_.batch_size, pass_.tokens_per_row): seconds
             for pass_, seconds in self._timer.best_s.items()
-            if pass_.context_len == self._context_len and pass_.num_logits is None
+            if pass_.context_len == self._context_len
         }
         by_size: dict[int, list[float]] = {}
         for (rows, num), seconds in timed.items():

@@ -9,10 +9,10 @@ also while others use them. Only its last block is a copy, if a part of it is co
 uses a block any more, it stays in the tree until its memory is needed. Then the one that was used
 longest ago goes first, and those behind it in a text before it.
 
-Only keys of the same LoRA adapter are shared. Of a sequence with a short prompt, only what was read
-as the prompt is shared: its generated tokens are attended otherwise (`openvino.runner`), so their
-keys differ in the last bits from those of the same tokens in the prompt of a next turn. The text
-must not depend on what is cached.
+Only keys of the same LoRA adapter are shared, and of a target only what was read as the prompt:
+generated tokens are attended otherwise (`openvino.runner`), so their keys differ in the last bits
+from those of the same tokens in the prompt of a next turn. The text must not depend on what is
+cached.
 
 A store of rows is the same with blocks as long as the longest text: then a sequence has one block,
 and what is common is always copied.

@@ -50,7 +50,7 @@ from smartspec_py.engines.model_files import (
 from smartspec_py.engines.profile import cached_profile, fingerprint, profile_path
 from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
-from smartspec_py.engines.runtimes.runner import PYTORCH, Runner, RunnerConfig
+from smartspec_py.engines.runtimes.runner import PYTORCH, RunnerConfig
 from smartspec_py.engines.tokenizer_file import num_token_ids
 from smartspec_py.faults import ConfigError
 
@@ -62,10 +62,6 @@ logger = logging.getLogger(__name__)
 MAX_PROFILED_CONTEXT, MAX_PROFILED_BYTES = 512, 1 << 30
 """Passes are timed at half of the context, but at most at this length, and with so many bytes of
 keys and values of all rows, which take a second to write. Longer contexts are extrapolated."""
-
-
-MAX_PROFILED_LONG = 4096
-"""The same for one row with a long prompt."""
 
 
 def build_local(config: LocalEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -207,13 +203,7 @@ def _target(setup: Setup) -> LocalTarget:
         capabilities,
         reuses_prefixes=limits.reuse_prefixes,
         memory=setup.memory,
-        long_prompt=_long_prompt(setup, runner),
     )
-
-
-def _long_prompt(setup: Setup, runner: Runner) -> int | None:
-    """`config.LocalEngineConfig.long_prompt`; None without OpenVINO."""
-    return None if runner.runtime == PYTORCH else setup.config.long_prompt
 
 
 def _measured(
@@ -240,7 +230,7 @@ def _measured(
     ]
     branches = any(kind.may_branch for kind in kinds)
     has_trees = branches and setup.tree_context_len(runner) is not None
-    shape = _shape(limits, runner.bytes_per_token, has_trees, _long_prompt(setup, runner))
+    shape = _shape(limits, runner.bytes_per_token, has_trees)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(
         target, drafter, shape, folder=cache, identity=identity, budget_s=limits.profile_s
@@ -305,15 +295,8 @@ def _sized(
     return limits, num_bytes if is_blocks else math.inf
 
 
-def _shape(
-    limits: LimitsConfig,
-    bytes_per_token: int,
-    has_trees: bool = False,
-    long_prompt: int | None = None,
-) -> ProfileShape:
+def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool = False) -> ProfileShape:
     fitting = MAX_PROFILED_BYTES // (limits.max_sequences * bytes_per_token)
-    timed_long = min(limits.context_len // 2, MAX_PROFILED_LONG)
-    has_long = long_prompt is not None and timed_long >= long_prompt
     return ProfileShape(
         max_sequences=limits.max_sequences,
         max_draft_len=limits.max_draft_len,
@@ -322,6 +305,4 @@ def _shape(
         # Longer ones change no cost. The served context depends on the memory that is free.
         max_prompt=min(limits.context_len, PROMPT_GRID[-1]),
         max_nodes=MAX_NODES if has_trees else 0,
-        long_context=long_prompt if has_long and long_prompt else 0,
-        timed_long=timed_long if has_long else 0,
     )

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.checkpoints.pair import positions_of
-from smartspec_py.engines.runtimes.machine import free_bytes
+from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
-from smartspec_py.engines.runtimes.runner import bytes_per_token
+from smartspec_py.engines.runtimes.runner import bytes_per_token, cache_dtype
 from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
@@ -67,11 +67,14 @@ def choose_cache(
         for folder in models
     ]
     num_rows, left = 1 if has_blocks else limits.max_sequences, free_bytes(device)
+    each = 0  # bytes of a token of each row
     for config in configs:
         num = _num_weights(config)
         kind = auto_weights(num) if has_blocks and weights == "auto" else weights
-        left -= num * (1 if kind in ("int8", "int4") else dtype.itemsize)
-    each = num_rows * sum(bytes_per_token(config, device, dtype, kv_cache) for config in configs)
+        is_compressed = kind in ("int8", "int4")
+        left -= num * (1 if is_compressed else dtype.itemsize)
+        of_keys = _key_dtype(dtype, is_compressed) if has_blocks else cache_dtype(device, dtype)
+        each += num_rows * bytes_per_token(config, of_keys, kv_cache)
     share = int(CACHE_SHARE * max(0, left))
     num_bytes = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * each)
     if (fitting := num_bytes // each) < LEAST:
@@ -96,6 +99,12 @@ def choose_cache(
         return CacheSize(reach, why, num_bytes)
     rows = "one text" if has_blocks else f"{num_rows} rows of this length"
     return CacheSize(fitting, f"{rows} in {text}; {name} has {reach} positions", num_bytes)
+
+
+def _key_dtype(dtype: torch.dtype, is_compressed: bool) -> torch.dtype:
+    """Of OpenVINO's keys and values, or one of the same size."""
+    is_half = is_compressed or (dtype == torch.bfloat16 and cpu_has("avx512_bf16"))
+    return torch.float16 if is_half else torch.float32
 
 
 def _num_weights(config: Any) -> int:

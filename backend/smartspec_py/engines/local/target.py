@@ -7,7 +7,6 @@ For each sequence it returns the accepted drafts and one more token.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -48,12 +47,10 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class _TargetSequence(CachedSequence):
     """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the table
-    holds all of them but the last. is_long: whether all its tokens are attended together. adapter:
-    see `RowInput`. host_time: see `SequenceStart`."""
+    holds all of them but the last. adapter: see `RowInput`. host_time: see `SequenceStart`."""
 
     tokens: list[int]
     num_prompt: int
-    is_long: bool
     sampling: SamplingParams
     adapter: int
     host_time: HostTime
@@ -80,11 +77,7 @@ class LocalTarget(CachedModel[_TargetSequence]):
         *,
         reuses_prefixes: bool = True,
         memory: Memory | None = None,
-        long_prompt: int | None = None,
     ) -> None:
-        """long_prompt: sequences whose prompts have at least so many tokens are attended together,
-        as `config.LocalEngineConfig.long_prompt` says; None if there are none."""
-        self._long_prompt = math.inf if long_prompt is None else long_prompt
         most = capabilities.max_sequences
         super().__init__(runner, most, reuses_prefixes=reuses_prefixes, memory=memory)
         self._capabilities = capabilities
@@ -105,15 +98,13 @@ class LocalTarget(CachedModel[_TargetSequence]):
         if history is not None:
             history.extend(known)
         adapter = self.runner.config.adapters.index(start.adapter)
-        is_long = num_prompt >= self._long_prompt
         # The last that can fail: a table has an owner.
-        table = self._allocate(start, known, num_again=self._num_again, shares_all=is_long)
+        table = self._allocate(start, known, num_again=self._num_again)
         self._sequences[sequence] = _TargetSequence(
             table,
             history,
             tokens=known,
             num_prompt=num_prompt,
-            is_long=is_long,
             sampling=sampling,
             adapter=adapter,
             host_time=start.host_time or HostTime(),
@@ -229,7 +220,7 @@ class LocalTarget(CachedModel[_TargetSequence]):
         assert work.start == table.num_cached, f"a chunk at {work.start} of {table.num_cached}"
         num, end = len(work.tokens), work.start + len(work.tokens)
         scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
-        num_prompt = num if state.is_long else max(0, min(num, state.num_prompt - work.start))
+        num_prompt = max(0, min(num, state.num_prompt - work.start))
         read = self._row_input(
             table,
             work.start,
@@ -250,7 +241,6 @@ class LocalTarget(CachedModel[_TargetSequence]):
             first,
             tokens,
             num_logits=len(tokens),
-            num_prompt=len(tokens) if state.is_long else 0,
             tree=draft.tree,
             adapter=state.adapter,
         )

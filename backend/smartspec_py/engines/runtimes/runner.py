@@ -263,18 +263,16 @@ class Runner(ABC):
         return time.perf_counter() - start
 
 
-def bytes_per_token(
-    hf_config: Any, device: torch.device, dtype: torch.dtype, kv_cache: str = "auto"
-) -> int:
-    """Bytes of keys and values per token, for a model that is computed in dtype."""
+def bytes_per_token(hf_config: Any, dtype: torch.dtype, kv_cache: str = "auto") -> int:
+    """Bytes of keys and values per token. dtype: theirs, unless kv_cache is u8."""
     num_heads, head_dim = key_shape(hf_config)
-    head_bytes = head_dim * cache_dtype(device, dtype).itemsize
+    head_bytes = head_dim * dtype.itemsize
     if kv_cache == "u8":
         head_bytes = head_dim + SCALE_BYTES
     return int(hf_config.num_hidden_layers * 2 * num_heads * head_bytes)
 
 
 def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """float32 on a CPU: on some processors, PyTorch's attention with one query takes 2 to 4 times
-    as long in bfloat16."""
+    """Of PyTorch's keys and values. float32 on a CPU: on some processors, PyTorch's attention with
+    one query takes 2 to 4 times as long in bfloat16."""
     return torch.float32 if device.type == "cpu" else dtype

@@ -13,13 +13,11 @@ that sum in different orders, so each kind of token is always computed by the sa
   and with widths that none of GROUPS divides. Models with large matrices of 8 bits have products of
   whole numbers there, see LEAST_WEIGHTS.
 - Tokens of a prompt are attended together, at least two at a time: of a single one, there is a copy
-  behind it, whose key the next pass overwrites. So are all tokens of a row with a long prompt, see
-  `LocalTarget`.
+  behind it, whose key the next pass overwrites.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
   computed again when the block gets more tokens.
-- All other tokens, generated ones and drafts behind short prompts, are attended as separate
-  sequences of one token each that share the row's blocks. A pass writes all its keys before it
-  reads any.
+- All other tokens, generated ones and drafts, are attended as separate sequences of one token each
+  that share the row's blocks. A pass writes all its keys before it reads any.
 
 Rows that begin alike may share their first blocks, in the same pass too. A row writes only to
 blocks of its own.
@@ -157,6 +155,8 @@ class OpenVinoRunner(Runner):
             config = replace(config, dtype=torch.float32)
         super().__init__(config)
         precision = HALF.get(config.dtype, "f32").lower()
+        # Rounding to 16 bits changes less than compressed weights do.
+        of_keys = "f16" if num_bits and precision == "f32" else precision
         if num_bits == 4 and not group:
             raise ModelError(
                 f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
@@ -164,7 +164,7 @@ class OpenVinoRunner(Runner):
         self._settings = settings = {
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
             "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else precision,
+            "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else of_keys,
             "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
             "INFERENCE_NUM_THREADS": config.num_threads,
             "NUM_STREAMS": 1,
