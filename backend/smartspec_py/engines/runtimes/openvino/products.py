@@ -162,12 +162,15 @@ class Products:
 
     def rows(self, name: str, numbers: Any) -> Any:
         """Rows of the weight [out, in] of this name, as states [N, 1, in]. numbers: [N]."""
-        if self.block:
-            [matrix] = self._int8(self.weights.int8(name, block=self.block), None)
-        else:
+        if not self.block:
             [matrix] = self._matrix([name])
-        states = op.unsqueeze(op.gather(matrix, numbers, int_(0)), int_(1))
-        return self._rotated(states, matrix.get_output_shape(0)[1]) if self.block else states
+            return op.unsqueeze(op.gather(matrix, numbers, int_(0)), int_(1))
+        # Beside rounded activations, OpenVINO would keep the whole matrix in float32.
+        [weight] = self.weights.int8(name, block=self.block)
+        integers = self._constant(weight.values, weight.values.shape, ov.Type.i8)
+        scale = op.gather(op.constant(weight.scale.numpy()), numbers, int_(0))
+        rows = op.multiply(op.convert(op.gather(integers, numbers, int_(0)), np.float32), scale)
+        return self._rotated(op.unsqueeze(rows, int_(1)), weight.values.shape[1])
 
     def _matrices(self, names: Sequence[str], num_rows: int | None) -> list[list[Any]]:
         """The parts of the weights of these names: of neighbours as one matrix, where the files'

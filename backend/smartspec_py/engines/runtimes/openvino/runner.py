@@ -55,6 +55,7 @@ from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, 
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
+from smartspec_py.engines.runtimes.openvino.operators import share_constants
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
 from smartspec_py.engines.runtimes.openvino.weights import Weights
@@ -198,6 +199,7 @@ class OpenVinoRunner(Runner):
             model, products, max_len=config.max_len, num_threads=config.num_threads
         )
         built, self._memory = self._build(graph, model), products.memory
+        share_constants(built)
         of_model.finish()
         num_parameters = sum(weight.numel() for weight in model.parameters())
         num_layers = len(model.model.layers)
