@@ -119,8 +119,8 @@ SOME = "q_proj.weight", "v_proj.weight", "down_proj.weight"
 def test_the_same_integers_give_the_same_results(
     tmp_path: Path, model: Any, ends: tuple[str, ...], num: int
 ) -> None:
-    """As the same numbers in float32, but that activations are rounded with VNNI. All others are
-    rounded to 8 bits."""
+    """As the same numbers in float32, but that keys and values have 16 bits, and that activations
+    are rounded with VNNI. All others are rounded to 8 bits."""
     expected = write(tmp_path, model, gptq_settings(64), ends)
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path))
     assert "int8 weights, 4 bits as in the file" in runner.about
@@ -133,7 +133,7 @@ def test_the_same_integers_give_the_same_results(
             weight.data = rounded.values * rounded.scale
     wanted = logits_of(OpenVinoRunner(expected, replace(CONFIG, weights="stored")))
     error = (logits_of(runner) - wanted).std() / wanted.std()
-    assert error < (0.05 if has_vnni() else 1e-5)
+    assert error < (0.05 if has_vnni() else 1e-3)
     plain = load_openvino_runner(replace(CONFIG, path=tmp_path, keeps_4_bits=False))
     assert set(types_of_products(plain)) == {"i8"}
     assert error < (logits_of(plain) - wanted).std() / wanted.std()
