@@ -78,6 +78,23 @@ def test_texts_are_those_without_speculation(head: Path, runtime: str, kv_cache:
     assert num_preemptions > 0
 
 
+@pytest.mark.slow
+def test_a_head_drafts_with_products_of_whole_numbers(
+    head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of large heads on processors without VNNI."""
+    from smartspec_py.engines.runtimes.openvino import runner
+
+    monkeypatch.setattr(runner, "has_vnni", lambda: False)
+    monkeypatch.setattr(runner, "LEAST_WEIGHTS", 0)
+    config = config_of(heads=str(head), runtime="openvino", weights="int8")
+    plain, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
+    drafting = [replace(one, policy="fixed:3", proposer=HEADS) for one in REQUESTS]
+    found, _ = served(config, drafting)
+    assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
+    assert all(sink.progress.num_drafted > 0 for sink in found)
+
+
 def test_texts_with_trees_are_those_without_speculation(head: Path) -> None:
     """Passes of any size cost the same, so plans have large trees until the guard finds that they
     do not pay. One client leaves."""

@@ -61,7 +61,8 @@ class _HeadGraph(DecoderGraph):
             pairs = zip(parts.fc_norm, each, strict=True)
             normed = [self._norm(f"fc_norm.{i}", *pair) for i, pair in enumerate(pairs)]
             states = op.concat(normed, -1)
-        return ov.Model([op.result(self.products.linear(["fc"], states))], [given], "fusion")
+        fused = self.products.linear(["fc"], op.unsqueeze(states, int_(1)))
+        return ov.Model([op.result(op.squeeze(fused, int_(1)))], [given], "fusion")
 
 
 class OpenVinoEagleRunner(OpenVinoRunner):
