@@ -35,13 +35,13 @@ class _HeadGraph(DecoderGraph):
         feed back."""
         self.inputs[STATES] = parameter(STATES, [-1, self.config.hidden_size], np.float32)
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
-        states = op.unsqueeze(self.inputs[STATES], int_(1))
+        states = op.unsqueeze(self.inputs[STATES], int_(0))
         embedded = self.products.rows("embed_tokens.weight", self.inputs["token_ids"])
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
         both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]
         attended = self._attention(0, name, layer, op.concat(both, -1))
         states_out = op.add(normed if model.of.norm_before_residual else states, attended)
-        states_out = op.gather(states_out, self.inputs["wanted"], int_(0))
+        states_out = op.gather(states_out, self.inputs["wanted"], int_(1))
         before_mlp = self._norm(
             f"{name}.post_attention_layernorm", layer.post_attention_layernorm, states_out
         )
@@ -61,8 +61,8 @@ class _HeadGraph(DecoderGraph):
             pairs = zip(parts.fc_norm, each, strict=True)
             normed = [self._norm(f"fc_norm.{i}", *pair) for i, pair in enumerate(pairs)]
             states = op.concat(normed, -1)
-        fused = self.products.linear(["fc"], op.unsqueeze(states, int_(1)))
-        return ov.Model([op.result(op.squeeze(fused, int_(1)))], [given], "fusion")
+        fused = self.products.linear(["fc"], op.unsqueeze(states, int_(0)))
+        return ov.Model([op.result(op.squeeze(fused, int_(0)))], [given], "fusion")
 
 
 class OpenVinoEagleRunner(OpenVinoRunner):

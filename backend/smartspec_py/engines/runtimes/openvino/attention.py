@@ -9,7 +9,7 @@ import numpy as np
 import openvino.opset15 as op
 from openvino.op import _PagedAttentionExtension
 
-from smartspec_py.engines.runtimes.openvino.operators import float_, int_
+from smartspec_py.engines.runtimes.openvino.operators import float_
 
 BLOCK_LEN = 32
 """Tokens per block of keys and values, as OpenVINO's attention operator uses on a CPU."""
@@ -22,14 +22,9 @@ INPUTS = {
     "subsequence_begins": np.int32,
     "block_indices": np.int32,
     "block_indices_begins": np.int32,
-    "attended": np.int64,
-    "kept": np.int64,
 }
 """Vectors. Per token: its id and position. `wanted`: the tokens whose logits are needed. Per
-sequence: cached tokens, index of its first attended token, its blocks, and where these begin.
-`attended`: the tokens of all sequences in order, some twice. `kept`: for each token, the first
-place where it is attended."""
-
+sequence: cached tokens, index of its first token, its blocks, and where these begin."""
 LONGEST = "max_context_len"
 """A scalar, int32."""
 
@@ -57,13 +52,12 @@ def paged_attention(
 
     The operator has many inputs that are not used here; these are empty.
     """
-    attended = [op.gather(each, inputs["attended"], int_(0)) for each in states]
     nothing, no_floats = (
         op.constant(np.zeros(0, np.int32)),
         op.constant(np.zeros(0, np.float32)),
     )
     zero = op.constant(np.int32(0))
-    operands = [*attended, *caches]
+    operands = [*states, *caches]
     operands += [inputs["past_lens"], inputs["subsequence_begins"]]
     operands += [inputs["block_indices"], inputs["block_indices_begins"]]
     operands += [float_(scaling), op.constant(np.int32(window)), no_floats, longest]
@@ -78,4 +72,4 @@ def paged_attention(
     for name in ("k", "v"):
         info[f"num_{name}_heads"] = num_key_heads
         info[f"{name}_head_size"] = head_dim
-    return op.gather(node.output(0), inputs["kept"], int_(0))
+    return node.output(0)

@@ -77,7 +77,7 @@ class DecoderGraph:
         for index, layer in enumerate(inner.layers):
             inputs.append(states)
             states = self._layer(index, layer, states)
-        wanted_states = op.gather(states, self.inputs["wanted"], int_(0))
+        wanted_states = op.gather(states, self.inputs["wanted"], int_(1))
         states = self._norm("model.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = self.products.linear([head], states, vocab_size)
@@ -87,8 +87,8 @@ class DecoderGraph:
         return self._model(wanted)
 
     def _model(self, wanted: Sequence[Any]) -> ov.Model:
-        """wanted: the results, [N, 1, width] each."""
-        results = [op.result(op.squeeze(result, int_(1))) for result in wanted]
+        """wanted: the results, [1, N, width] each."""
+        results = [op.result(op.squeeze(result, int_(0))) for result in wanted]
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
@@ -110,7 +110,7 @@ class DecoderGraph:
         return op.add(states, out)
 
     def _attention(self, index: int, name: str, layer: Any, normed: Any) -> Any:
-        """[N, 1, hidden_size]. index: of the layer's cache."""
+        """[1, N, hidden_size]. index: of the layer's cache."""
         attention = layer.self_attn
         *both, values = self._attention_inputs(f"{name}.self_attn", attention, normed)
         layer_type = self.config.layer_types[index] if None not in self.rotations else None
@@ -123,7 +123,7 @@ class DecoderGraph:
             )
             for part, heads in zip("qk", both, strict=True)
         )
-        values = op.squeeze(values, int_(1))
+        values = op.squeeze(values, int_(0))
         window = attention_window(layer, self.config, self.max_len)
         attended = paged_attention(
             self.inputs,
@@ -135,7 +135,7 @@ class DecoderGraph:
             scaling=attention.scaling,
             window=window or 0,
         )
-        return self.products.linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, int_(1)))
+        return self.products.linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, int_(0)))
 
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
         gate, up = self._mlp_inputs(name, mlp, normed)
@@ -144,7 +144,7 @@ class DecoderGraph:
         )
 
     def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
-        """Queries, keys and values, [N, 1, heads * D] each."""
+        """Queries, keys and values, [1, N, heads * D] each."""
         parts = (
             ["qkv_proj"]
             if hasattr(attention, "qkv_proj")
@@ -155,7 +155,7 @@ class DecoderGraph:
         return self._split(name, parts, normed, [num * self.head_dim for num in heads])
 
     def _mlp_inputs(self, name: str, mlp: Any, normed: Any) -> Sequence[Any]:
-        """Gate and the values that it multiplies, [N, 1, width] each."""
+        """Gate and the values that it multiplies, [1, N, width] each."""
         parts = ["gate_up_proj"] if hasattr(mlp, "gate_up_proj") else ["gate_proj", "up_proj"]
         return self._split(f"{name}.mlp", parts, normed, [mlp.down_proj.in_features] * 2)
 
@@ -186,16 +186,17 @@ class DecoderGraph:
         return op.multiply(states, op.sigmoid(states))
 
     def _rotated(self, states: Any, name: str, norm: Any, rotation: Any) -> Any:
-        """[N, 1, heads * D] -> [N, heads * D]: the first part of each head is rotated. The head
+        """[1, N, heads * D] -> [N, heads * D]: the first part of each head is rotated. The head
         norm, if any, is applied first. rotation: half of the part's width, cosines, sines; None
         rotates nothing."""
         if rotation is None:
-            return op.squeeze(states, int_(1))
+            return op.squeeze(states, int_(0))
         half, cos, sin = rotation
-        heads = op.reshape(states, ints(0, 0, -1, self.head_dim), special_zero=True)
+        width = states.get_partial_shape()[-1].get_length()
+        by_head = ints(-1, width // self.head_dim, 1, self.head_dim)
+        heads = op.reshape(states, by_head, special_zero=False)
         if norm is not None:
             heads = self._norm(name, norm, heads)
-        heads = op.transpose(heads, ints(0, 2, 1, 3))  # [N, heads, 1, D]
 
         def between(first: int, end: int) -> Any:
             return op.slice(heads, ints(first), ints(end), step=ints(1), axes=ints(3))
@@ -209,7 +210,7 @@ class DecoderGraph:
         rotated = op.add(op.multiply(part, cos), op.multiply(turned, sin))
         if rest:
             rotated = op.concat([rotated, *rest], -1)
-        return op.reshape(op.transpose(rotated, ints(0, 2, 1, 3)), ints(0, -1), special_zero=True)
+        return op.reshape(rotated, ints(-1, width), special_zero=False)
 
     def _by_position(self, table: torch.Tensor) -> tuple[int, Any, Any]:
         """From [2, max_len, D / 2]: D / 2, and [N, 1, 1, D] cosines and sines of the tokens."""

@@ -24,19 +24,28 @@ def cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
 
 
 def bounded(parts: Parts, most: int) -> list[Parts]:
-    """The parts in passes of at most so many tokens."""
+    """The parts in passes of at most so many tokens, see `with_copy`."""
     passes: list[Parts] = []
     room = 0
     for index, part in parts:
-        while len(part.tokens) > room:
-            if room:
+        while _size(part) > room:
+            if room > (part.num_prompt > 0):
                 head, part = cut(part, room)
                 passes[-1].append((index, head))
             passes.append([])
             room = most
         passes[-1].append((index, part))
-        room -= len(part.tokens)
+        room -= _size(part)
     return passes
+
+
+def with_copy(row: RowInput) -> RowInput:
+    """A single token of a prompt with a copy behind it, whose key the next pass overwrites."""
+    return replace(row, tokens=[*row.tokens] * 2, num_prompt=2) if row.num_prompt == 1 else row
+
+
+def _size(row: RowInput) -> int:
+    return 2 if row.num_prompt == 1 else len(row.tokens)
 
 
 def attended_parts(row: RowInput) -> list[RowInput]:

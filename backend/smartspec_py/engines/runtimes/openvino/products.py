@@ -87,7 +87,7 @@ class Products:
             self.inputs[OWN_ADAPTERS] = parameter(OWN_ADAPTERS, [-1], np.int64)
             columns = op.constant(adapters.columns.numpy())
             own = op.gather(columns, self.inputs[OWN_ADAPTERS], int_(0))
-            self._own_columns = op.unsqueeze(own, int_(1))  # bool [N, 1, rank]
+            self._own_columns = op.unsqueeze(own, int_(0))  # bool [1, N, rank]
         self._widths = {
             name: layer.out_features
             for name, layer in model.named_modules()
@@ -118,12 +118,12 @@ class Products:
         converts weights to float32 (AMD EPYC Zen 3, 165 million weights). Sums of whole numbers are
         exact, so a token has the same bits in every pass.
 
-        states: [N, 1, in]. The activations of a token are rotated as the weight is, and rounded
+        states: [1, N, in]. The activations of a token are rotated as the weight is, and rounded
         with one scale.
         """
         values = weight.values[:num_rows]
         num_out, width = values.shape
-        turned = op.reshape(self._rotated(states, width), ints(1, -1, width), False)
+        turned = self._rotated(states, width)
         largest = op.reduce_max(op.abs(turned), int_(-1), keep_dims=True)
         scale = op.multiply(op.maximum(largest, float_(TINY)), float_(1 / MOST))
         limits = [op.constant(np.full((1, 1, 1), end, np.float32)) for end in LEVELS]
@@ -132,8 +132,7 @@ class Products:
         of_rows = op.constant(weight.scale[:num_rows].numpy()[:, :, None])
         kernel = op.multiply(op.convert(integers, np.float32), of_rows)
         out = op.convolution(op.transpose(whole, ints(0, 2, 1)), kernel, [1], [0], [0], [1])
-        out = op.multiply(op.transpose(out, ints(0, 2, 1)), scale)
-        return op.reshape(out, ints(-1, 1, num_out), False)
+        return op.multiply(op.transpose(out, ints(0, 2, 1)), scale)
 
     def _rotated(self, states: Any, width: int) -> Any:
         """Each block of the last dimension times `rotation`."""
@@ -141,10 +140,10 @@ class Products:
             return states
         matrix = op.constant(rotation(self.block).numpy())
         blocks = op.reshape(states, ints(-1, self.block), False)
-        return op.reshape(op.matmul(blocks, matrix, False, False), ints(-1, 1, width), False)
+        return op.reshape(op.matmul(blocks, matrix, False, False), ints(1, -1, width), False)
 
     def _with_adapters(self, out: Any, names: Sequence[str], adapted: Sequence[str]) -> Any:
-        """out: W x of these layers and then A x of the adapted ones, [N, 1, width]. Returns
+        """out: W x of these layers and then A x of the adapted ones, [1, N, width]. Returns
         W x + B A x, with the A of each token's own adapter."""
         ranks = [self.adapters.rank] * len(adapted)
         widths = [self._widths[name] for name in names]
@@ -161,16 +160,16 @@ class Products:
         return whole[0] if len(whole) == 1 else op.concat(whole, -1)
 
     def rows(self, name: str, numbers: Any) -> Any:
-        """Rows of the weight [out, in] of this name, as states [N, 1, in]. numbers: [N]."""
+        """Rows of the weight [out, in] of this name, as states [1, N, in]. numbers: [N]."""
         if not self.block:
             [matrix] = self._matrix([name])
-            return op.unsqueeze(op.gather(matrix, numbers, int_(0)), int_(1))
+            return op.unsqueeze(op.gather(matrix, numbers, int_(0)), int_(0))
         # Beside rounded activations, OpenVINO would keep the whole matrix in float32.
         [weight] = self.weights.int8(name, block=self.block)
         integers = self._constant(weight.values, weight.values.shape, ov.Type.i8)
         scale = op.gather(op.constant(weight.scale.numpy()), numbers, int_(0))
         rows = op.multiply(op.convert(op.gather(integers, numbers, int_(0)), np.float32), scale)
-        return self._rotated(op.unsqueeze(rows, int_(1)), weight.values.shape[1])
+        return self._rotated(op.unsqueeze(rows, int_(0)), weight.values.shape[1])
 
     def _matrices(self, names: Sequence[str], num_rows: int | None) -> list[list[Any]]:
         """The parts of the weights of these names: of neighbours as one matrix, where the files'

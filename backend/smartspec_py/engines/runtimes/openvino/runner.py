@@ -12,8 +12,7 @@ that sum in different orders, so each kind of token is always computed by the sa
   most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
   and with widths that none of GROUPS divides. Models with large matrices of 8 bits have products of
   whole numbers there, see LEAST_WEIGHTS.
-- Tokens of a prompt are attended together, at least two at a time: of a single one, there is a copy
-  behind it, whose key the next pass overwrites.
+- Tokens of a prompt are attended together, at least two at a time, see `with_copy`.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
   computed again when the block gets more tokens.
 - All other tokens, generated ones and drafts, are attended as separate sequences of one token each
@@ -56,7 +55,7 @@ from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
-from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut
+from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut, with_copy
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
@@ -269,15 +268,16 @@ class OpenVinoRunner(Runner):
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
-        parts = [part for row in inputs for part in attended_parts(row)]
-        ends = np.cumsum([len(row.tokens) for row in inputs]).tolist()
+        given = [with_copy(row) for row in inputs]
+        parts = [part for row in given for part in attended_parts(row)]
+        *firsts, num_tokens = np.cumsum([0, *(len(row.tokens) for row in given)]).tolist()
         wanted = [
-            token
-            for row, end in zip(inputs, ends, strict=True)
-            for token in range(end - row.num_logits, end)
+            first + i
+            for row, first in zip(inputs, firsts, strict=True)
+            for i in range(len(row.tokens) - row.num_logits, len(row.tokens))
         ]
-        copy = self._copy_for(max(2, ends[-1]))
-        request, padding = copy.request, copy.num_tokens - ends[-1]
+        copy = self._copy_for(max(2, num_tokens))
+        request, padding = copy.request, copy.num_tokens - num_tokens
         parts += [RowInput(0, 0, (0,), 0, blocks=self.cache.padding)] * padding
         # Two, because the output layer is a product too, and some operators fail with no rows.
         num_results, layers = max(2, len(wanted) + padding), self.config.state_layers
@@ -290,10 +290,12 @@ class OpenVinoRunner(Runner):
             num_states = copy.num_tokens if layers else num_results
             hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
             request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
-            hidden = hidden[: ends[-1] if layers else len(wanted)]
+            hidden = hidden[: num_tokens if layers else len(wanted)]
         request.infer(share_outputs=True)  # else it also copies them
         self.passes_s += time.perf_counter() - start
-        return PassOutput(logits[: len(wanted)], self._by_input(hidden, inputs))
+        states = zip(self._by_input(hidden, given), inputs, strict=False)
+        own = [states_of_row[: len(row.tokens)] for states_of_row, row in states]
+        return PassOutput(logits[: len(wanted)], own)
 
     @property
     def warm_shapes(self) -> Collection[int]:
@@ -348,21 +350,15 @@ class OpenVinoRunner(Runner):
         self, request: ov.InferRequest, parts: Sequence[RowInput], wanted: Sequence[int]
     ) -> None:
         starts = [part.position - part.first for part in parts]
-        counts = [2 if part.num_prompt == 1 else len(part.tokens) for part in parts]
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
-        attended = np.arange(firsts[-1])
-        if alone := [i for i, part in enumerate(parts) if part.num_prompt == 1]:
-            attended = np.insert(attended, firsts[alone], firsts[alone])
+        ends = [start + len(part.tokens) for start, part in zip(starts, parts, strict=True)]
+        positions = [position for part in parts for position in part.positions]
         blocks = [self.cache.blocks_of(part, end) for part, end in zip(parts, ends, strict=True)]
         given: dict[str, Any] = {
             "token_ids": [token for part in parts for token in part.tokens],
-            "positions": [position for part in parts for position in part.positions],
+            "positions": np.minimum(positions, self.config.max_len - 1),  # of the last one's copy
             "wanted": wanted,
             "past_lens": starts,
-            "subsequence_begins": np.cumsum([0, *counts]),
-            "attended": attended,
-            "kept": np.flatnonzero(np.diff(attended, prepend=-1)),
+            "subsequence_begins": np.cumsum([0, *(len(part.tokens) for part in parts)]),
             "block_indices": np.concatenate(blocks),
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
             LONGEST: max(ends),
