@@ -38,10 +38,12 @@ TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
 LAYERS = "model.layers."
 """How the names of the layers' weights begin. Only these may have 4 bits."""
 
-MOST, LEVELS = 63, (-64.0, 191.0)
+MOST, SHIFT, LEVELS = 63, 64, (-64.0, 191.0)
 """Activations are rounded to -63 to 63, and 64 is added, so that OpenVINO holds them in a byte
 without sign. Without VNNI, processors add two products of such a byte and a weight in 16 bits: at
-most 2 x 127 x 127, which fits."""
+most 2 x 127 x 127, which fits. What the 64 adds to a sum is known, and subtracted at once: if the
+graph says that 64 stands for zero, OpenVINO computes the same, but takes 9 s for 1.5 billion
+weights."""
 
 TINY = 1e-30
 """Least largest activation of a token, so that none is divided by 0."""
@@ -127,11 +129,14 @@ class Products:
         largest = op.reduce_max(op.abs(turned), int_(-1), keep_dims=True)
         scale = op.multiply(op.maximum(largest, float_(TINY)), float_(1 / MOST))
         limits = [op.constant(np.full((1, 1, 1), end, np.float32)) for end in LEVELS]
-        whole = op.fake_quantize(op.divide(turned, scale), *limits, *limits, levels=256)
+        shifted = [op.constant(np.full((1, 1, 1), end + SHIFT, np.float32)) for end in LEVELS]
+        whole = op.fake_quantize(op.divide(turned, scale), *limits, *shifted, levels=256)
         integers = self._constant(values, (num_out, width, 1), ov.Type.i8)
-        of_rows = op.constant(weight.scale[:num_rows].numpy()[:, :, None])
-        kernel = op.multiply(op.convert(integers, np.float32), of_rows)
+        of_rows = weight.scale[:num_rows].numpy()[:, :, None]
+        kernel = op.multiply(op.convert(integers, np.float32), op.constant(of_rows))
         out = op.convolution(op.transpose(whole, ints(0, 2, 1)), kernel, [1], [0], [0], [1])
+        sums = SHIFT * values.numpy().sum(1, dtype=np.int32)[None, :, None]
+        out = op.subtract(out, op.constant(sums.astype(np.float32) * of_rows[None, :, 0]))
         return op.multiply(op.transpose(out, ints(0, 2, 1)), scale)
 
     def _rotated(self, states: Any, width: int) -> Any:
