@@ -206,8 +206,7 @@ class OpenVinoRunner(Runner):
         self._most_padding = min(MOST_PADDING, wanted)
         self._cheap_tokens = CHEAP_TOKENS if is_bounded else 0
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
-        copied = products.num_bytes * (2 if block else 1)  # OpenVINO copies kernels before it packs
-        num_copies = 1 + min(most_copies - 1, most_bytes // max(1, copied))
+        num_copies = 1 + min(most_copies - 1, most_bytes // max(1, products.num_bytes))
         begin(PREPARING)
         with ThreadPoolExecutor(config.num_threads) as threads:  # OpenVINO compiles with one
             tasks = [
