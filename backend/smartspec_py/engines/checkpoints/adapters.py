@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.adapter_config import (
     MAX_TOTAL_RANK,
@@ -24,6 +23,7 @@ from smartspec_py.engines.checkpoints.adapter_config import (
     read_adapter_config,
 )
 from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.config import model_without_weights
 from smartspec_py.engines.checkpoints.head_files import load_tensors
 from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
 
@@ -91,8 +91,7 @@ NO_ADAPTERS = Adapters()
 
 def linear_layers(hf_config: Any) -> dict[str, tuple[int, int]]:
     """Names and shapes [out, in] of the linear layers of a model, without its output layer."""
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    model = model_without_weights(hf_config)
     return {
         name: (layer.out_features, layer.in_features)
         for name, layer in model.named_modules()

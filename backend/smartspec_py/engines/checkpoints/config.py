@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
@@ -25,6 +26,12 @@ def load_config(folder: Path, max_len: int) -> Any:
         use_new_rope(hf_config, folder)
     fix_longrope(hf_config, max_len)
     return hf_config
+
+
+def model_without_weights(hf_config: Any) -> Any:
+    """The model of Transformers with this config. Its weights have shapes, and no memory."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
 
 
 def key_shape(hf_config: Any) -> tuple[int, int]:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
+from smartspec_py.engines.checkpoints.config import model_without_weights
 from smartspec_py.engines.checkpoints.pair import positions_of
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
@@ -108,8 +109,4 @@ def _key_dtype(dtype: torch.dtype, is_compressed: bool) -> torch.dtype:
 
 
 def _num_weights(config: Any) -> int:
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, trust_remote_code=False
-        )
-    return sum(int(weight.numel()) for weight in model.parameters())
+    return sum(int(weight.numel()) for weight in model_without_weights(config).parameters())

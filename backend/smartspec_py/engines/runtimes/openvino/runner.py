@@ -36,11 +36,10 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
-from transformers import AutoModelForCausalLM
 
 from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.checks import ModelError
-from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
     check_complete,
@@ -388,8 +387,7 @@ def _linear_layers(model: Any) -> list[torch.nn.Linear]:
 def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     """Load weights from a local directory, tensor by tensor. Raises ModelError."""
     hf_config = load_config(config.path, config.max_len)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    model = model_without_weights(hf_config)
     files = CheckedTensors(config.path, config.dtype)
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     is_tied, names = hf_config.tie_word_embeddings, set(files)
