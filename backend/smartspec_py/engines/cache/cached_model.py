@@ -41,7 +41,7 @@ class CachedModel(Generic[S]):
         self.runner = runner
         store = runner.cache
         has_blocks = store.block_len < runner.config.max_len
-        self._num_spare = int(has_blocks)  # for a dummy token, see `openvino.runner`
+        self._num_spare = int(has_blocks)  # see `openvino.parts.with_copy`
         self.pool = BlockPool(
             store.num_blocks,
             store.block_len,

@@ -69,6 +69,7 @@ class OpenVinoEagleRunner(OpenVinoRunner):
     """An EAGLE-3 head that OpenVINO compiled, and its cache.
 
     Slots of the cache begin at each row's first key, because OpenVINO's attention sees all slots.
+    All tokens of a row are attended together; bits of drafts may depend on the pass.
     """
 
     _graph_class = _HeadGraph

@@ -6,7 +6,7 @@ of one token (docs/research/performance.md). It supports the models of `can_writ
 The logits of a token have the same bits in every pass, whatever else the pass computes, however
 its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
 that sum in different orders, so each kind of token is always computed by the same ones:
-- No product has a single row. A lone token gets a padding token beside it.
+- No product has a single row. A lone token gets a padding token beside it, or its copy.
 - Products in float32 have no weights of half precision, see `graph`.
 - If weights have 8 or 4 bits and activations are not rounded to 8 bits, products are in float32, at
   most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
