@@ -18,6 +18,8 @@ from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate
 
 WIDTH, DRAFTED = 128, 512
+MIXED = REQUESTS[::3]
+"""Of every workload and with every kind of sampling."""
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +63,14 @@ def test_texts_are_those_without_speculation(head: Path, runtime: str, kv_cache:
     """First with room for all caches, then with a budget that preempts requests and drops the
     head's cache."""
     config = config_of(heads=str(head), runtime=runtime, kv_cache=kv_cache)
-    plain, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
-    policies = ("fixed:1", "fixed:3", "fixed:5", "fixed:7") * len(REQUESTS)
+    plain, _ = served(config, [replace(one, policy="none") for one in MIXED])
     drafting = [
-        replace(one, policy=policy, proposer=HEADS)
-        for one, policy in zip(REQUESTS, policies, strict=False)
+        replace(one, policy=f"fixed:{1 + 2 * (i % 4)}", proposer=HEADS)
+        for i, one in enumerate(MIXED)
     ]
     found, _ = served(config, drafting)
-    tight = config_of(
-        {"max_cache_tokens": 300}, heads=str(head), runtime=runtime, kv_cache=kv_cache
-    )
+    limits = {"max_context_len": 192, "max_cache_tokens": 192}
+    tight = config_of(limits, heads=str(head), runtime=runtime, kv_cache=kv_cache)
     squeezed, num_preemptions = served(tight, drafting)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     assert [sink.tokens for sink in squeezed] == [sink.tokens for sink in plain]
@@ -88,8 +88,8 @@ def test_a_head_drafts_with_products_of_whole_numbers(
     monkeypatch.setattr(runner, "has_vnni", lambda: False)
     monkeypatch.setattr(runner, "LEAST_WEIGHTS", 0)
     config = config_of(heads=str(head), runtime="openvino", weights="int8")
-    plain, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
-    drafting = [replace(one, policy="fixed:3", proposer=HEADS) for one in REQUESTS]
+    plain, _ = served(config, [replace(one, policy="none") for one in MIXED])
+    drafting = [replace(one, policy="fixed:3", proposer=HEADS) for one in MIXED]
     found, _ = served(config, drafting)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     assert all(sink.progress.num_drafted > 0 for sink in found)
