@@ -128,11 +128,10 @@ def watch_memory(memory: Memory) -> list[int]:
     return used
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_memory_stays_within_what_was_said(tmp_path: Path, seed: int) -> None:
+def test_memory_stays_within_what_was_said(tmp_path: Path) -> None:
     """Chats that grow, and short requests, in a cache with room for a few of them. Some are
     preempted. The texts are those of a server with room for all."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     cache_bytes = 600 * TARGET_BYTES + 300 * DRAFT_BYTES
     systems = [text(40, i) for i in range(3)]
     params = [
