@@ -35,10 +35,9 @@ from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 pytestmark = pytest.mark.slow  # so that they run beside the others
 
 KINDS = [
-    *("llama, grouped keys", "qwen2, one key head", "gpt-neox", "mistral, window 11"),
+    *("llama, grouped keys", "qwen2, one key head", "gpt-neox"),
     *("qwen2, window 11 above", "qwen3, window 1", "gemma2, window 11"),
-    *(OPENVINO + kind for kind in ("llama, grouped keys", "qwen2, one key head")),
-    *(OPENVINO + kind for kind in ("mistral, window 11", "qwen3, window 1")),
+    *(OPENVINO + kind for kind in ("qwen2, one key head", "mistral, window 11")),
 ]
 """Different layouts. `test_model_types` has all types."""
 
@@ -72,7 +71,7 @@ def test_text_is_that_of_transformers(
 
 
 def test_sampled_text_does_not_depend_on_the_plan() -> None:
-    """The same seed through ten random plans gives one text, and another seed another."""
+    """The same seed through five random plans gives one text, and another seed another."""
     prompt = prompts(1, seed=5)[0]
 
     def text(plan_seed: int, seed: int) -> list[int]:
@@ -80,7 +79,7 @@ def test_sampled_text_does_not_depend_on_the_plan() -> None:
         driver.begin(0, prompt, SamplingParams(temperature=1.0, top_p=0.95, seed=seed))
         return driver.generate(0, NUM_TOKENS)
 
-    assert len({tuple(text(plan_seed, seed=7)) for plan_seed in range(10)}) == 1
+    assert len({tuple(text(plan_seed, seed=7)) for plan_seed in range(5)}) == 1
     assert text(0, seed=8) != text(0, seed=7)
 
 
