@@ -292,6 +292,17 @@ def test_clients_print_the_text_and_the_counts(server: TritonServer, client: str
 
 
 @pytest.mark.triton
+def test_no_alarms_without_a_gpu(server: TritonServer) -> None:
+    if any(path.exists() for path in triton_server.GPU_DEVICES):
+        pytest.skip("there is a GPU")
+    log = server.log_path.read_text()
+    assert triton_server.NO_ALARM in log
+    for alarm in ("NVML", "DCGM", "pinned system memory"):
+        assert alarm not in log
+    assert triton_server.NO_ALARM not in server.log_tail(1000)
+
+
+@pytest.mark.triton
 def test_idle_connections_do_not_end_the_server(server: TritonServer) -> None:
     """A gateway that answers 503 answers, and the launcher asks Triton itself for the model."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -373,19 +384,6 @@ def test_a_stop_ends_triton_when_nothing_is_left_to_do(tmp_path: Path) -> None:
     assert server._process is not None
     assert server._process.returncode == -signal.SIGKILL
     assert "Timeout 1: " not in server.log_path.read_text()
-
-
-@pytest.mark.triton
-def test_no_alarms_without_a_gpu(tmp_path: Path) -> None:
-    if any(path.exists() for path in triton_server.GPU_DEVICES):
-        pytest.skip("there is a GPU")
-    with stand_in(tmp_path) as server:
-        server.wait_ready()
-        log = server.log_path.read_text()
-        assert triton_server.NO_ALARM in log
-        for alarm in ("NVML", "DCGM", "pinned system memory"):
-            assert alarm not in log
-        assert triton_server.NO_ALARM not in server.log_tail(1000)
 
 
 @pytest.mark.triton
