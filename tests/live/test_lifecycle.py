@@ -139,8 +139,8 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream of two seconds ends by itself; a connection that says nothing is cut once Triton has
-    given it its time, here 5 s. A supervisor sends SIGTERM to the gateway, too."""
-    monkeypatch.setattr("smartspec_launch.triton_server.EXIT_TIMEOUT_S", 5.0)
+    given it its time, here 2 s. A supervisor sends SIGTERM to the gateway, too."""
+    monkeypatch.setattr("smartspec_launch.triton_server.EXIT_TIMEOUT_S", 2.0)
     config = fake_config(step_s=0.01, limits=LimitsConfig(max_context_len=4096))
     server = TritonServer(config, tmp_path, free_address())
     with server:
@@ -161,13 +161,13 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
 def test_a_sigterm_to_all_processes_of_triton_cuts_no_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """systemd sends it to all. Eight streams of three seconds; Triton itself would wait one."""
+    """systemd sends it to all. Eight streams of two seconds; Triton itself would wait one."""
     monkeypatch.setattr("smartspec_launch.triton_server.EXIT_TIMEOUT_S", 1.0)
     config = fake_config(step_s=0.01, limits=LimitsConfig(max_context_len=4096))
     with TritonServer(config, tmp_path, free_address()) as server:
         server.wait_ready()
         with ThreadPoolExecutor(8) as pool:
-            fields = {"text_input": "Question:", "max_tokens": 300, "num_draft_tokens": 0}
+            fields = {"text_input": "Question:", "max_tokens": 200, "num_draft_tokens": 0}
             each = [pool.submit(generate_stream, server, **fields) for _ in range(8)]
             running = "smartspec_num_requests_running"
             assert scrape_when(server, lambda found: found.get(running) == 8).get(running) == 8
