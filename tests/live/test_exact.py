@@ -29,7 +29,7 @@ PREEMPTED = "smartspec_num_preemptions_total"
 
 def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
     """The cache holds about three of eight requests. Each case is asked once without drafts, alone,
-    and three times under random policies, proposers and priorities."""
+    and twice under random policies, proposers and priorities."""
     engine = LocalEngineConfig(
         model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
     )
@@ -57,7 +57,7 @@ def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
             return answer
 
         with ThreadPoolExecutor(12) as pool:
-            answers = list(pool.map(again, range(3 * len(cases))))
+            answers = list(pool.map(again, range(2 * len(cases))))
         scrape = scrape_when(server, lambda found: found.get(PREEMPTED) > 0)
     assert scrape.get(PREEMPTED) > 0
     assert sum(answer["num_cached_tokens"] for answer in answers) > 0
