@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_stand_in import HubStandIn
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -350,50 +351,58 @@ def test_serve_says_what_the_backend_refuses(tmp_path: Path) -> None:
 @pytest.mark.triton
 @pytest.mark.slow
 def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
-    """The command a user types, in a process of its own: ready, every client, SIGTERM, exit 0.
-    A file of the model is not ASCII, though the stub's encoding is."""
-    target, draft = (shutil.copytree(PAIR / role, tmp_path / role) for role in ("target", "draft"))
-    generation = json.loads((target / "generation_config.json").read_text(encoding="utf-8"))
-    text = json.dumps(generation | {"note": "für später"}, ensure_ascii=False)
-    (target / "generation_config.json").write_text(text, encoding="utf-8")
+    """The command a user types, with a pair of the hub, in a process of its own: ready, clients,
+    SIGTERM, exit 0. A file of the model is not ASCII, though the stub's encoding is."""
+    hub = HubStandIn()
+    for role in ("target", "draft"):
+        given = {path.name: path.read_bytes() for path in (PAIR / role).iterdir()}
+        generation = json.loads(given["generation_config.json"]) | {"note": "für später"}
+        given["generation_config.json"] = json.dumps(generation, ensure_ascii=False).encode()
+        hub.add(f"acme/{role}", given)
     address = free_address()
     ports = (address.http_port, address.grpc_port, address.metrics_port)
     names = ("--http-port", "--grpc-port", "--metrics-port")
     options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
     profiles = tmp_path / "profiles"
     options += ["--run-dir", str(tmp_path / "run"), "--set", f"engine.profile_cache={profiles}"]
-    command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--model", str(target)]
-    serve = subprocess.Popen(
-        [*command, "--draft", str(draft), *options], stderr=subprocess.PIPE, text=True
-    )
+    options += ["--set", "limits.profile_s=1", "--set", "limits.start_s=120"]
+    command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--model", "acme/target"]
+    unset = ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Task: qa"}\n' * 3)
-    try:
-        wait_for(serve, "Serving target, ")
-        wait_for(serve, "Ctrl-C stops it.")
-        for client, url, prompt, words in (
-            ("http_stream.py", address.http_url, "Task: qa", "tokens/s; accepted"),
-            ("grpc_stream.py", address.grpc_url, "Task: qa", "tokens/s; accepted"),
-            ("grpc_many.py", address.grpc_url, str(prompts), "3 requests, 0 failed, 24 tokens"),
-        ):
-            answer = subprocess.run(
-                [sys.executable, str(CLIENTS / client), prompt, "--url", url, "--max-tokens", "8"],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert answer.returncode == 0, answer.stderr
-            assert words in answer.stdout
-    finally:
-        os.kill(serve.pid, signal.SIGTERM)
-        _, rest = serve.communicate(timeout=60)
+    with hub.served() as url:
+        environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf")}
+        command += ["--draft", "acme/draft", *options]
+        serve = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        try:
+            said = wait_for(serve, "Serving acme/target, ") + wait_for(serve, "Ctrl-C stops it.")
+            for client, url, prompt, words in (
+                ("http_stream.py", address.http_url, "Task: qa", "tokens/s; accepted"),
+                ("grpc_many.py", address.grpc_url, str(prompts), "3 requests, 0 failed, 24 tokens"),
+            ):
+                options = [prompt, "--url", url, "--max-tokens", "8"]
+                answer = subprocess.run(
+                    [sys.executable, str(CLIENTS / client), *options],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert answer.returncode == 0, answer.stderr
+                assert words in answer.stdout
+        finally:
+            os.kill(serve.pid, signal.SIGTERM)
+            _, rest = serve.communicate(timeout=60)
+    assert said[0] == "Looking up acme/target and acme/draft\n"
+    assert any(line.startswith("Fetching 4 MB to ") for line in said)
+    assert hub.fetched(".safetensors") == ["model.safetensors"] * 2
     assert serve.returncode == 0, rest  # which ends with Triton's log where it is not
     assert rest.splitlines()[-1] == "Stopping."
     assert len(list(profiles.glob("profile-*.json"))) == 1
 
 
-def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.0) -> None:
-    """Read the process's stderr up to a line with these words. Kills it after timeout_s."""
+def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.0) -> list[str]:
+    """The lines of the process's stderr up to one with these words. Kills it after timeout_s."""
     assert process.stderr is not None
     timer = threading.Timer(timeout_s, process.kill)
     timer.start()
@@ -402,7 +411,7 @@ def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.
         seen.append(line)
         if words in line:
             timer.cancel()
-            return
+            return seen
     timer.cancel()
     raise AssertionError(f"ended before {words!r}: {seen}")
 
