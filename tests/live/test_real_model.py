@@ -10,7 +10,7 @@ from servers import serving
 
 import openai
 from smartspec_bench.real_model import FILE, HEAD
-from smartspec_bench.texts import WORKLOADS, prompt
+from smartspec_bench.texts import prompt
 from smartspec_launch.address import free_address
 from smartspec_launch.gateway import OpenAi
 from smartspec_py.api.contract import MODEL_NAME
@@ -64,21 +64,23 @@ def test_it_reads_the_turns_before(client: openai.OpenAI) -> None:
     assert "plum" in found.pop().lower()
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", ["chat", "sql"])
 def test_texts_do_not_depend_on_drafts(client: openai.OpenAI, workload: str) -> None:
     messages = [{"role": "user", "content": prompt(workload, 1)}]
     policies = ("none", "goodput", "fixed:5")
     found = [
-        answer(client, messages, extra_body={"speculation_policy": one}).choices[0].message.content
+        answer(client, messages, max_tokens=32, extra_body={"speculation_policy": one})
+        .choices[0]
+        .message.content
         for one in policies
     ]
     assert len(set(found)) == 1
 
 
 def test_a_long_prompt(client: openai.OpenAI) -> None:
-    """About 3,000 tokens, of which the answer needs the first ones."""
-    text = "The code word is walnut. " + "The harbour was calm and the boats stayed. " * 330
+    """About 1,500 tokens, of which the answer needs the first ones."""
+    text = "The code word is walnut. " + "The harbour was calm and the boats stayed. " * 160
     question = "What is the code word? Answer with one word."
     found = answer(client, [{"role": "user", "content": f"{text}\n\n{question}"}], max_tokens=8)
-    assert 2_700 < found.usage.prompt_tokens < 4_000
+    assert 1_350 < found.usage.prompt_tokens < 2_000
     assert found.choices[0].message.content
