@@ -36,8 +36,9 @@ def test_all_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_served_texts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_served_texts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each precision is float32 here, so no text may differ."""
+    monkeypatch.setattr(gpu_served, "FIXED", ("fixed:3",))
     gpu_served.main(["--dry-run"])
     printed = capsys.readouterr().out
     assert "failed" not in printed
