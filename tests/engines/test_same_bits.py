@@ -25,6 +25,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Phi3Config,
+    Qwen2Config,
     Qwen3Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -66,6 +67,7 @@ CONFIGS = {
     "mistral, window 50": MistralConfig(**SIZES, sliding_window=50),
     "gemma3, window 50": Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=50),
     "phi3": Phi3Config(**SIZES, pad_token_id=0),
+    "qwen2": Qwen2Config(**SIZES),  # the only one with biases
     "wide": LlamaConfig(**SIZES | {"intermediate_size": 4864}),
     "no groups": LlamaConfig(
         **SIZES | {"hidden_size": 200, "num_attention_heads": 4, "intermediate_size": 4872}
@@ -100,6 +102,9 @@ class Recorder(LocalTarget):
         is_kept, is_whole = weights == "kept", weights == "whole"
         weights = {"half": "stored", "kept": "int8", "whole": "int8"}.get(weights, weights)
         model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(of_weights).eval()
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(weight)
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
             state_layers=layers, weights=weights, kv_cache=kv_cache,
@@ -268,7 +273,7 @@ CASES = [
     ("llama", "int4"),
     ("wide", "kept"),
 ]
-WHOLE = ("gemma3, window 50", "phi3", "wide")
+WHOLE = ("gemma3, window 50", "phi3", "qwen2", "wide")
 """With products of whole numbers, the others are computed in float32."""
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from servers import serving
+from wire import generate
 
 import openai
 from smartspec_bench.real_model import FILE, HEAD
 from smartspec_bench.texts import prompt
 from smartspec_launch.address import free_address
 from smartspec_launch.gateway import OpenAi
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import LimitsConfig, LocalEngineConfig, ServerConfig
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
@@ -27,7 +29,9 @@ FRANCE = {"role": "user", "content": "What is the capital of France?"}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[TritonServer, openai.OpenAI]]:
     engine = LocalEngineConfig(model=str(FILE), heads=str(HEAD))
     limits = LimitsConfig(max_sequences=4, profile_s=0.0)
     endpoint = OpenAi(free_address().http_port, model_folder(FILE))
@@ -35,7 +39,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     with serving(ServerConfig(engine=engine, limits=limits), folder, openai=endpoint) as server:
         url = endpoint.url(server.address)
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=600) as found:
-            yield found
+            yield server, found
+
+
+@pytest.fixture
+def client(served: tuple[TritonServer, openai.OpenAI]) -> openai.OpenAI:
+    return served[1]
 
 
 def answer(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
@@ -77,10 +86,19 @@ def test_texts_do_not_depend_on_drafts(client: openai.OpenAI, workload: str) -> 
     assert len(set(found)) == 1
 
 
+def test_the_head_drafts(served: tuple[TritonServer, openai.OpenAI]) -> None:
+    """If it fails, only its drafts are lost, and the text shows nothing."""
+    text = "The numbers from one to twenty are: one, two, three,"
+    asked = {"max_tokens": 32, "speculation_policy": "fixed:3", "proposer": "heads"}
+    last = generate(served[0], text_input=text, **asked)
+    assert last["total_draft_tokens"] > 0
+    assert last["total_accepted_draft_tokens"] > 0
+
+
 def test_a_long_prompt(client: openai.OpenAI) -> None:
-    """About 1,500 tokens, of which the answer needs the first ones."""
-    text = "The code word is walnut. " + "The harbour was calm and the boats stayed. " * 160
-    question = "What is the code word? Answer with one word."
-    found = answer(client, [{"role": "user", "content": f"{text}\n\n{question}"}], max_tokens=8)
+    """It is read in several chunks."""
+    text = "The harbour was calm and the boats stayed. " * 160
+    messages = [{"role": "user", "content": f"{text}\n\nWhat stayed? Answer in one word."}]
+    found = answer(client, messages, max_tokens=8)
     assert 1_350 < found.usage.prompt_tokens < 2_000
     assert found.choices[0].message.content
