@@ -6,6 +6,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -80,6 +81,7 @@ def validated(model: type[Read], body: Any) -> Read:
         raise _of_validation(error.errors(include_url=False), model, body) from None
 
 
+@cache
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """What the API's description says about the body of a route."""
     schema = model.model_json_schema()
