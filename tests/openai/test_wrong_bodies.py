@@ -269,12 +269,12 @@ def test_no_body_is_a_fault(path: str, body: dict[str, Any], names: list[str]) -
     """Wrong values in each field and in unknown ones: an answer, or a refusal with its reason."""
     names += ["best_of", "__class__", "", "a" * 300]
     bodies = [json.dumps(body | {name: value}).encode() for name in names for value in WRONG]
-    asked = http()
     statuses = {}
-    for sent in (*RAW, *bodies):
-        answer = asked.post(path, content=sent, headers=JSON)
-        statuses[sent] = answer.status_code
-        assert answer.status_code == 200 or answer.json()["error"]["message"], sent[:500]
+    with http() as asked:
+        for sent in (*RAW, *bodies):
+            answer = asked.post(path, content=sent, headers=JSON)
+            statuses[sent] = answer.status_code
+            assert answer.status_code == 200 or answer.json()["error"]["message"], sent[:500]
     assert set(statuses.values()) <= {200, 400, 404}, "404: the name of another model"
     assert {statuses[sent] for sent in RAW} == {400}
 
