@@ -42,12 +42,13 @@ def test_what_does_not_fit_is_not_fetched(
 
 
 CHECKING = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from slow_check import slow_check
 from smartspec_launch import hub_check
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may start jobs without it
     hub_check.check_settings = slow_check
     hub_check.in_process(None, {"model": Path(f"/proc/{os.getpid()}/fd/{sys.argv[1]}")})
 """
