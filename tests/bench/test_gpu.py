@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +15,21 @@ from smartspec_py.engines.runtimes.pytorch import graphs
 
 
 def test_all_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the reference in place of the kernel, which Triton's interpreter computes slowly."""
+    """With the reference in place of the kernel, which Triton's interpreter computes slowly; and in
+    one process, which imports PyTorch once."""
     monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
     pytest.importorskip("triton")
     kernel = importlib.import_module("smartspec_py.engines.runtimes.pytorch.attention")
     monkeypatch.setattr(kernel, "attend", ragged_reference.attend)
+    settings: list[Mapping[str, str]] = []
+
+    def run(command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> Any:
+        settings.append(env)
+        assert command[1:3] == ["-m", gpu.__spec__.name]
+        gpu.main(command[3:])
+        return subprocess.CompletedProcess(command, 0, stdout="", stderr="")
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
     gpu.main(["--dry-run"])
     printed = capsys.readouterr().out
     assert "failed" not in printed
@@ -31,7 +43,8 @@ def test_all_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     ):
         assert f"### {title}" in printed or title in printed, title
     assert printed.count("in CUDA graphs") == 2
-    assert printed.count("### Products") == 2, "the second in a process of its own"
+    assert printed.count("### Products") == 2, "the second with other settings"
+    assert [env["CUBLASLT_WORKSPACE_SIZE"] for env in settings] == ["1"]
     assert "### Products, us\n" in printed
 
 
