@@ -121,7 +121,7 @@ def test_every_request_ends_once_with_all_its_tokens(
 ) -> None:
     """The simulation itself asserts that no request ends twice and all are released. The same
     arguments give the same result."""
-    requests = workload(rate, duration_s=4.0)
+    requests = workload(rate, duration_s=2.0)
     result = run(requests, policy, COST, num_replicas=num_replicas)
     assert [timing.num_tokens for timing in result.timings] == [r.output_len for r in requests]
     assert all(timing.error is None for timing in result.timings)
@@ -234,7 +234,7 @@ def test_drafts_that_come_and_go(match_len: float, pause_len: float) -> None:
         match_len=match_len,
         pause_len=pause_len,
     )
-    phase = PhaseSpec(duration_s=400, rate=0.05)
+    phase = PhaseSpec(duration_s=160, rate=0.05)
     requests = draw(WorkloadSpec(kinds=(kind,), phases=(phase,), arrivals="constant"))
 
     def mean_s(policy: str) -> float:
