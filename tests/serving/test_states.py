@@ -136,4 +136,4 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestServing.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
