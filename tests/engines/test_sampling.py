@@ -35,7 +35,7 @@ def draw_seeds(params: dict[str, Any], count: int) -> list[int]:
 
 def test_positions_are_independent() -> None:
     """Pairs of draws at neighbouring positions of one seed: within 5 standard errors of p * p."""
-    count = 20_000
+    count = 8000
     logits = torch.zeros(3)
     requests = [
         VerifyRequest(SamplingParams(temperature=1.0, seed=seed), position)
@@ -116,7 +116,7 @@ def test_a_verification_does_not_depend_on_its_neighbours() -> None:
     parts = [logits[a:b] for a, b in pairwise(firsts)]
     alone = [verify(part, [request])[0] for part, request in zip(parts, requests, strict=True)]
     assert verify(logits, requests) == alone
-    for i, j in product(range(0, len(requests), 5), range(len(requests))):
+    for i, j in product(range(0, len(requests), 15), range(len(requests))):
         pair = verify(torch.cat([parts[i], parts[j]]), [requests[i], requests[j]])
         assert pair == [alone[i], alone[j]], (requests[i], requests[j])
 

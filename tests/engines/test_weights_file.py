@@ -190,7 +190,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunnerCo
     wait()
 
 
-@pytest.mark.parametrize(("weights", "most_width"), [("int8", 2048), ("int4", 64), ("int8", 64)])
+@pytest.mark.parametrize(("weights", "most_width"), [("int8", 2048), ("int4", 64)])
 def test_a_model_from_the_file_gives_the_same_bits(
     config: RunnerConfig, weights: str, most_width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
