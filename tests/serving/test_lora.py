@@ -76,11 +76,10 @@ def test_texts_depend_on_their_own_adapter_only(tmp_path: Path, runtime: str) ->
     assert len(texts_of_first) == 5, "each adapter changes the text"
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_prefix_is_reused_for_the_same_adapter_only(tmp_path: Path, runtime: str) -> None:
+def test_a_prefix_is_reused_for_the_same_adapter_only(tmp_path: Path) -> None:
     """One after the other. All of a repeated prompt but its last token is reused, also after others
     with other adapters."""
-    config = config_of(lora=folders(tmp_path), runtime=runtime)
+    config = config_of(lora=folders(tmp_path))
     asked = requests()
     with serving(config) as server:
         found = [generate(server, [asked[i]])[0] for i in (0, 0, 1, 1, 2, 0, 1)]
@@ -101,21 +100,25 @@ def asked_for(asked: Sequence[GenerateParams], policy: str) -> list[GeneratePara
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_texts_are_those_of_the_merged_model(tmp_path: Path, runtime: str) -> None:
-    """In float32. The log-probabilities differ by rounding."""
+    """In float32. The log-probabilities differ by rounding; without an adapter, they are those of a
+    server without adapters."""
     given, asked = adapters(), requests(["b"], return_log_probs=True)
-    found, _ = served(config_of(lora=folders(tmp_path), runtime=runtime), asked)
+    without = [replace(one, adapter=None) for one in asked]
+    sinks, _ = served(config_of(lora=folders(tmp_path), runtime=runtime), [*asked, *without])
+    found, found_plain = sinks[: len(asked)], sinks[len(asked) :]
     folder = shutil.copytree(MODEL, tmp_path / "merged")
     weights = load_file(MODEL / "model.safetensors")
     model = merged(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), given, "b")
     changed = {name: weight for name, weight in model.state_dict().items() if name in weights}
     save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
-    without = [replace(one, adapter=None) for one in asked]
     expected, _ = served(config_of(model=str(folder), runtime=runtime), without)
     assert tokens_of(found) == tokens_of(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-3)
     plain, _ = served(config_of(runtime=runtime), without)
     assert tokens_of(plain) != tokens_of(expected)
+    if runtime == "openvino":  # PyTorch's bits depend on the batch
+        assert [sink.log_probs for sink in found_plain] == [sink.log_probs for sink in plain]
 
 
 def test_the_check_compares_with_the_merged_model(tmp_path: Path) -> None:
@@ -131,40 +134,28 @@ def test_the_check_compares_with_the_merged_model(tmp_path: Path) -> None:
         assert least < difference < most
 
 
-def test_without_an_adapter_the_bits_are_those_of_a_server_without_adapters(tmp_path: Path) -> None:
-    asked = requests([None], return_log_probs=True)
-    found, _ = served(config_of(lora=folders(tmp_path)), asked)
-    plain, _ = served(config_of(), asked)
-    assert [sink.log_probs for sink in found] == [sink.log_probs for sink in plain]
-
-
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_rounded_weights(tmp_path: Path, weights: str) -> None:
     """Texts do not depend on the batch, and adapters change them."""
     config = config_of(lora=folders(tmp_path), weights=weights)
-    asked = requests(return_log_probs=True)
+    asked = requests((None, "a", "d"), return_log_probs=True)
     with serving(config) as server:
         alone = [generate(server, [one])[0] for one in asked]
         together = generate(server, asked)
     assert [sink.log_probs for sink in together] == [sink.log_probs for sink in alone]
-    assert len({tuple(tokens) for tokens in tokens_of(alone[:5])}) == 5
+    assert len({tuple(tokens) for tokens in tokens_of(alone[:3])}) == 3
 
 
 def test_heads_draft_for_adapters(tmp_path: Path) -> None:
+    """And their acceptance is learned for each adapter."""
     config = config_of(lora=folders(tmp_path), heads=str(TINY / "heads"))
-    asked = requests()
+    asked = requests((None, "a", "d"))
     with serving(config) as server:
         plain = generate(server, asked_for(asked, "none"))
         drafted = generate(server, asked_for(asked, "fixed:3"))
     assert tokens_of(drafted) == tokens_of(plain)
     assert sum(sink.progress.num_accepted for sink in drafted) > 0
-
-
-def test_acceptance_is_learned_for_each_adapter(tmp_path: Path) -> None:
-    config = config_of(lora=folders(tmp_path), draft=str(TINY / "draft"))
-    with serving(config) as server:
-        generate(server, asked_for(requests([None, "a"]), "fixed:3"))
-    learned = server.loop.state()["speculation"]["acceptance"]["draft_model"]["groups"]
+    learned = server.loop.state()["speculation"]["acceptance"]["heads"]["groups"]
     assert {"greedy", "adapter a, greedy"} <= set(learned)
 
 
@@ -172,12 +163,12 @@ def test_the_profile_belongs_to_the_adapters(tmp_path: Path) -> None:
     """It has the costs of passes with them, and their acceptance."""
     paths = []
     of_a = folders(tmp_path)["a"]
-    for lora in ({}, {"a": of_a}, {"other": of_a}, {"a": folders(tmp_path)["b"]}):
+    for lora in ({"a": of_a}, {"other": of_a}, {"a": folders(tmp_path)["b"]}):
         config = config_of(lora=lora, profile_cache=str(tmp_path / "profiles"))
         engine = build_engine(config, Path.cwd())
         engine.target.close()
         paths.append(engine.profile_path)
-    assert len(set(paths)) == 4
+    assert len(set(paths)) == 3
 
 
 def test_a_wrong_adapter_is_named(tmp_path: Path) -> None:
