@@ -100,8 +100,7 @@ def test_libraries_are_imported_without_looking_for_garbage() -> None:
 @pytest.mark.parametrize(
     ("role", "dtype", "value"),
     [
-        ("model", "float32", math.nan),
-        ("draft", "bfloat16", -math.inf),
+        ("draft", "bfloat16", math.nan),
         ("model", "float16", 1e30),
     ],
 )
