@@ -420,6 +420,12 @@ CHECK = ("--tokens", "300", "--prompts", "1", "--temperatures", "0,1", "--json",
 CHECK += ("--set", "limits.max_draft_len=1", "--set", "engine.dtype=float32")
 
 
+@pytest.fixture
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smartspec_cli.commands.check.MAX_TOKENS", 32)
+
+
+@pytest.mark.usefixtures("short_texts")
 def test_check_compares_texts_of_the_shipped_pair() -> None:
     """Float32: no text differs, and the JSON document says so."""
     result = CliRunner().invoke(app, ["check", *MODELS, *CHECK])
@@ -433,24 +439,21 @@ def test_check_compares_texts_of_the_shipped_pair() -> None:
     assert summary["num_accepted"] > 0
 
 
+@pytest.mark.usefixtures("short_texts")
 def test_check_forces_calls_with_marks_of_one_token(tmp_path: Path) -> None:
     """As with the tokenizer of Qwen2.5, here with the last tokens of the vocabulary."""
-    for name in ("target", "draft"):
-        shutil.copytree(PAIR / name, tmp_path / name)
-        file = tmp_path / name / "tokenizer.json"
-        document = json.loads(file.read_text())
-        model = document["model"]
-        words = sorted(model["vocab"], key=model["vocab"].__getitem__)[-2:]
-        model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in words]
-        for word, mark in zip(words, ("<tool_call>", "</tool_call>"), strict=True):
-            number = model["vocab"].pop(word)
-            model["vocab"][mark] = number
-            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-            one = {"id": number, "content": mark, "special": False, **flags}
-            document["added_tokens"].append(one)
-        file.write_text(json.dumps(document))
-    models = ("--model", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"))
-    result = CliRunner().invoke(app, ["check", *models, *CHECK])
+    target = shutil.copytree(PAIR / "target", tmp_path / "target")
+    document = json.loads((target / "tokenizer.json").read_text())
+    model = document["model"]
+    words = sorted(model["vocab"], key=model["vocab"].__getitem__)[-2:]
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in words]
+    for word, mark in zip(words, ("<tool_call>", "</tool_call>"), strict=True):
+        number = model["vocab"].pop(word)
+        model["vocab"][mark] = number
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        document["added_tokens"].append({"id": number, "content": mark, "special": False, **flags})
+    (target / "tokenizer.json").write_text(json.dumps(document))
+    result = CliRunner().invoke(app, ["check", "--model", str(target), *CHECK])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert (summary["verdict"], summary["num_diverged"]) == ("PASS", 0)
