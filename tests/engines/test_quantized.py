@@ -47,12 +47,8 @@ def draw(bits: int, num_groups: int, shape: tuple[int, int]) -> tuple[Array, Arr
 
 
 def weight(values: Array, zeros: Array, scales: Array, groups: Array) -> Array:
-    found = np.empty(values.shape, np.float32)
-    for row, group in enumerate(groups):
-        for column in range(values.shape[1]):
-            factor = np.float32(scales[group, column])
-            found[row, column] = (values[row, column] - zeros[group, column]) * factor
-    return found.T
+    found = (values - zeros[groups]) * scales[groups].astype(np.float32)
+    return found.astype(np.float32).T
 
 
 def gptq(shape: tuple[int, int], settings: Mapping[str, Any]) -> Written:
