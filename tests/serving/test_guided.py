@@ -128,7 +128,7 @@ def test_texts_by_rejection_are_valid(server: Server) -> None:
     for proposer in ("draft_model", "grammar"):
         check_valid(
             answers(
-                server, policy="fixed:4", proposer=proposer, verification=Verification.REJECTION
+                server, 80, policy="fixed:4", proposer=proposer, verification=Verification.REJECTION
             )
         )
 
@@ -149,8 +149,8 @@ def test_drafts_of_heads_do_not_leave_the_grammar() -> None:
     config = config_of(heads)
     server = Server(build_engine(config, PAIR), config)
     server.start()
-    expected = answers(server, policy="none")
-    found = answers(server, policy="fixed:7", proposer="heads")
+    expected = answers(server, 80, policy="none")
+    found = answers(server, 80, policy="fixed:7", proposer="heads")
     server.stop()
     check_valid(expected)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in expected]
