@@ -72,7 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
-LESS_ALIKE = ("plain", "top_p", "all truncations", "repetition", "bad words", "min_tokens", "all")
+LESS_ALIKE = ("plain", "all truncations", "bad words", "all")
 """What shapes logits is the same for every mode: beside coupled, cases that shape them each in
 another way will do."""
 
@@ -266,17 +266,15 @@ def judge_single(
         SamplingParams(temperature=1.0, seed=seed, verification=verification)
         for seed in range(NUM_SINGLE)
     ]
-    drafts, probs = draft_tokens(
-        q.log().repeat(NUM_SINGLE, 1), [DraftRequest(s, 9) for s in samplings]
-    )
-    requests = [
-        VerifyRequest(sampling, 9, draft=Draft((chosen,)))
-        if chosen is not None
-        else VerifyRequest(
-            sampling, 9, draft=Draft((draft,), probs=None if prob is None else prob[None])
-        )
-        for sampling, draft, prob in zip(samplings, drafts.tolist(), probs, strict=True)
-    ]
+    drafts = [Draft((chosen,))] * NUM_SINGLE if chosen is not None else []
+    if not drafts:
+        asked = [DraftRequest(sampling, 9) for sampling in samplings]
+        tokens, probs = draft_tokens(q.log().repeat(NUM_SINGLE, 1), asked)
+        drafts = [
+            Draft((token,), probs=None if prob is None else prob[None])
+            for token, prob in zip(tokens.tolist(), probs, strict=True)
+        ]
+    requests = [VerifyRequest(s, 9, draft=d) for s, d in zip(samplings, drafts, strict=True)]
     return verify(p.log().repeat(2 * NUM_SINGLE, 1), requests)
 
 
