@@ -277,7 +277,6 @@ def test_a_change_of_costs_is_followed(name: str) -> None:
     true = replace(profile, **change)
     frozen = max(range(MAX_DRAFT_LEN + 1), key=lambda k: goodput_of(profile, accept_prob, k))
     assert 1 - goodput_of(true, accept_prob, frozen) / best_goodput(true, accept_prob) > 0.05
-    for seed in range(2):
-        steps = [(BEFORE, profile), (SETTLING + AFTER, true)]
-        outcome = closed_loop(profile, steps, accept_prob, seed)
-        assert outcome.regret(BEFORE + SETTLING, BEFORE + SETTLING + AFTER) < 0.03
+    steps = [(BEFORE, profile), (SETTLING + AFTER, true)]
+    outcome = closed_loop(profile, steps, accept_prob, seed=0)
+    assert outcome.regret(BEFORE + SETTLING, BEFORE + SETTLING + AFTER) < 0.03

@@ -370,5 +370,5 @@ class Pool(RuleBasedStateMachine):
         self.keys.check()
 
 
-Pool.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Pool.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 test_pool_of_random_sequences = Pool.TestCase

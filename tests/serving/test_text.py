@@ -114,7 +114,7 @@ any_tokens = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=3
 byte_tokens = st.lists(st.integers(1, 256), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     any_tokens | byte_tokens, st.text(min_size=1, max_size=8).filter(lambda t: t[-1] != "\ufffd")
 )
@@ -123,7 +123,7 @@ def test_the_pieces_are_the_text(tokens: list[int], prompt: str) -> None:
     assert "".join(pieces(tokens, prompt)) == TOKENIZER.decode(tokens, skip_special_tokens=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.text("abc€", max_size=20),
     st.lists(st.text("abc€", min_size=1, max_size=3), min_size=1, max_size=3),
