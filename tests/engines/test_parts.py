@@ -21,7 +21,7 @@ def test_no_pass_has_more_tokens_with_the_copies_of_lone_prompt_tokens(
     sizes = [sum(len(with_copy(part).tokens) for _, part in parts) for parts in passes]
     assert max(sizes) <= most
     for row in inputs:
-        parts = [part for given in passes for index, part in given if index == row.row]
+        parts = [part for some in passes for index, part in some if index == row.row]
         assert [token for part in parts for token in part.tokens] == list(row.tokens)
         assert [slot for part in parts for slot in part.slots] == list(row.slots)
         assert sum(part.num_logits for part in parts) == row.num_logits

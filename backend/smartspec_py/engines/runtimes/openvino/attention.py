@@ -25,6 +25,7 @@ INPUTS = {
 }
 """Vectors. Per token: its id and position. `wanted`: the tokens whose logits are needed. Per
 sequence: cached tokens, index of its first token, its blocks, and where these begin."""
+
 LONGEST = "max_context_len"
 """A scalar, int32."""
 
