@@ -44,54 +44,62 @@ UNUSUAL = "\ue000"
 OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
 
 
-class _Tokenizer(NamedTuple):
-    """token_ids: with added tokens. merges: of a BPE tokenizer; empty for other kinds. added: the
-    highest id that the tokenizer adds to texts."""
+class CheckedTokenizer(NamedTuple):
+    """tokenizer: of the library `tokenizers`. token_ids: with added tokens. added: the highest id
+    that the tokenizer adds to texts."""
 
+    tokenizer: Any
     token_ids: dict[str, int]
-    merges: list[Any]
     added: int
+
+    @property
+    def num_ids(self) -> int:
+        """The highest id plus one. Ids may have gaps."""
+        return max(self.token_ids.values()) + 1
 
 
 class _Model(NamedTuple):
     """One model's directory. name: as messages name it, with its role."""
 
     name: str
+    folder: Path
     config: Any
-    tokenizer: _Tokenizer
+    tokenizer: CheckedTokenizer
     end_token: str | None
 
 
 def check_pair(
     target_dir: Path, draft_dir: Path | None, max_context_len: int | None = None
-) -> None:
+) -> CheckedTokenizer:
     """Raise ModelError unless the target and the draft, if any, can be served together.
 
     max_context_len: also check that the target supports requests of this many tokens. A draft with
     fewer positions does not draft beyond them.
+
+    Returns the target's tokenizer, which takes half a second to read.
     """
     # Checks without libraries come first: importing a library takes seconds.
     check_pair_files(target_dir, draft_dir, max_context_len)
-    check_pair_settings(target_dir, draft_dir, max_context_len)
+    return check_pair_settings(target_dir, draft_dir, max_context_len)
 
 
 def check_pair_settings(
     target_dir: Path, draft_dir: Path | None, max_context_len: int | None = None
-) -> None:
+) -> CheckedTokenizer:
     """The part of `check_pair` that needs no weights. Raises ModelError."""
     for role, folder in (("target", target_dir), ("draft", draft_dir)):
         if folder is not None:
             check_model(_named(role, folder), folder)
     target = _read_model("target", target_dir, max_context_len)
     _check_context(target.name, positions_of(target.config.to_dict()), max_context_len)
-    if draft_dir is None:
-        return
-    # Many pairs have identical files of 10 MB or more. Parsing one takes half a second.
-    of_target, of_draft = target_dir / TOKENIZER_NAME, draft_dir / TOKENIZER_NAME
-    is_shared = of_draft.is_file() and of_draft.read_bytes() == of_target.read_bytes()
-    tokenizer = target.tokenizer if is_shared else None
-    draft = _read_model("draft", draft_dir, max_context_len, tokenizer)
-    _compare(target, draft)
+    if draft_dir is not None:
+        # Many pairs have identical files of 10 MB or more.
+        of_target, of_draft = target_dir / TOKENIZER_NAME, draft_dir / TOKENIZER_NAME
+        is_shared = of_draft.is_file() and of_draft.read_bytes() == of_target.read_bytes()
+        tokenizer = target.tokenizer if is_shared else None
+        draft = _read_model("draft", draft_dir, max_context_len, tokenizer)
+        _compare(target, draft)
+    return target.tokenizer
 
 
 def check_pair_files(
@@ -124,28 +132,28 @@ def _check_has_tokenizer(name: str, folder: Path) -> None:
 
 
 def _read_model(
-    role: str, folder: Path, max_context_len: int | None, tokenizer: _Tokenizer | None = None
+    role: str, folder: Path, max_context_len: int | None, tokenizer: CheckedTokenizer | None = None
 ) -> _Model:
     """tokenizer: if it is already known."""
     name = _named(role, folder)
     config = _read_config(name, folder)
     _check_layers(name, config, max_context_len)
     tokenizer = tokenizer or _read_tokenizer(name, folder)
-    highest = max(tokenizer.added, max(tokenizer.token_ids.values()))
+    highest = max(tokenizer.added, tokenizer.num_ids - 1)
     if highest >= config.vocab_size:
         raise ModelError(
             f"{name} has a vocab_size of {config.vocab_size}, but its tokenizer has "
             f"the token id {highest}: use the tokenizer that the model was trained with"
         )
     end = (read_json(name, folder, "tokenizer_config.json") or {}).get("eos_token")
-    return _Model(name, config, tokenizer, end.get("content") if isinstance(end, dict) else end)
+    end_token = end.get("content") if isinstance(end, dict) else end
+    return _Model(name, folder, config, tokenizer, end_token)
 
 
-def _read_tokenizer(name: str, folder: Path) -> _Tokenizer:
+def _read_tokenizer(name: str, folder: Path) -> CheckedTokenizer:
     from smartspec_py.engines.tokenizer_file import read_tokenizer
 
     _check_has_tokenizer(name, folder)
-    document = read_json(name, folder, TOKENIZER_NAME) or {}
     try:
         tokenizer = read_tokenizer(folder)
     except Exception as error:  # tokenizers raises no more specific type
@@ -155,10 +163,15 @@ def _read_tokenizer(name: str, folder: Path) -> _Tokenizer:
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     if not vocab:
         raise ModelError(f"{name} has a tokenizer.json without tokens: replace it")
-    merges = document.get("model", {}).get("merges") or []
+    return CheckedTokenizer(tokenizer, vocab, _tried(name, tokenizer))
+
+
+def _merges(model: _Model) -> list[Any]:
+    """Of a BPE tokenizer; empty for other kinds."""
+    document = read_json(model.name, model.folder, TOKENIZER_NAME) or {}
+    merges = document["model"].get("merges") or []
     # Older files store one string per merge.
-    pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
-    return _Tokenizer(vocab, pairs, _tried(name, tokenizer))
+    return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
 
 
 def _tried(name: str, tokenizer: Any) -> int:
@@ -249,6 +262,16 @@ def _check_context(name: str, longest: int | None, max_context_len: int | None) 
 
 
 def _compare(target: _Model, draft: _Model) -> None:
+    if target.tokenizer is not draft.tokenizer:
+        _compare_tokenizers(target, draft)
+    if None not in (target.end_token, draft.end_token) and target.end_token != draft.end_token:
+        raise ModelError(
+            f"{target.name} ends a text with {target.end_token!r} and {draft.name} with "
+            f"{draft.end_token!r}: choose a draft of the same kind, base or instruct"
+        )
+
+
+def _compare_tokenizers(target: _Model, draft: _Model) -> None:
     if target.tokenizer.token_ids != draft.tokenizer.token_ids:
         ours, theirs = (
             {number: token for token, number in model.tokenizer.token_ids.items()}
@@ -260,12 +283,7 @@ def _compare(target: _Model, draft: _Model) -> None:
             f"{theirs.get(number)!r} in {draft.name}: {OTHER_TOKENIZER}"
         )
     # Merges in another order split the same text into other tokens.
-    if target.tokenizer.merges != draft.tokenizer.merges:
+    if _merges(target) != _merges(draft):
         raise ModelError(
             f"the tokenizers of {target.name} and {draft.name} merge differently: {OTHER_TOKENIZER}"
-        )
-    if None not in (target.end_token, draft.end_token) and target.end_token != draft.end_token:
-        raise ModelError(
-            f"{target.name} ends a text with {target.end_token!r} and {draft.name} with "
-            f"{draft.end_token!r}: choose a draft of the same kind, base or instruct"
         )

@@ -26,7 +26,7 @@ from smartspec_py.engines.checkpoints.adapters import (
 from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
-from smartspec_py.engines.checkpoints.pair import check_pair
+from smartspec_py.engines.checkpoints.pair import CheckedTokenizer, check_pair
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.drafts.eagle.head import (
     is_eagle,
@@ -43,7 +43,6 @@ from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
 from smartspec_py.engines.model_files import (
     end_tokens,
     existing,
-    load_tokenizer,
     log_unused_defaults,
     stepwise_capabilities,
 )
@@ -51,7 +50,6 @@ from smartspec_py.engines.profile import cached_profile, fingerprint, profile_pa
 from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
 from smartspec_py.engines.runtimes.runner import PYTORCH, RunnerConfig
-from smartspec_py.engines.tokenizer_file import num_token_ids
 from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
@@ -114,8 +112,7 @@ def _read(
 ) -> tuple[Setup, list[DraftKind]]:
     """Check the configuration and read the files, but for the models themselves."""
     device = place(config.device)
-    model, draft = _models(config, limits, folder)
-    tokenizer = load_tokenizer("engine.model", model)
+    model, draft, tokenizer = _models(config, limits, folder)
     dtype = dtype_of(config.dtype, device, model)
     models = [model] if draft is None else [model, draft]
     limits, cache_bytes = _sized(config, limits, models, device=device, dtype=dtype)
@@ -125,7 +122,7 @@ def _read(
         dtype=dtype,
         num_rows=limits.max_sequences,
         max_len=limits.context_len,
-        vocab_size=num_token_ids(tokenizer),
+        vocab_size=tokenizer.num_ids,
         weights=config.weights,
         kv_cache=config.kv_cache,
         num_threads=thread_count(config.num_threads),
@@ -144,7 +141,7 @@ def _read(
         gives_hidden=any(kind.gives_hidden for kind in kinds),
         state_layers=tuple(layer for kind in kinds for layer in kind.state_layers),
     )
-    setup = Setup(config, limits, tokenizer, run_config, Memory(cache_bytes))
+    setup = Setup(config, limits, tokenizer.tokenizer, run_config, Memory(cache_bytes))
     return setup, kinds
 
 
@@ -162,17 +159,17 @@ def _heads(folder: Path, run_config: RunnerConfig, has_draft: bool) -> DraftKind
 
 def _models(
     config: LocalEngineConfig, limits: LimitsConfig, folder: Path
-) -> tuple[Path, Path | None]:
-    """The folders of the target and the draft model, which exist and fit together."""
+) -> tuple[Path, Path | None, CheckedTokenizer]:
+    """The folders of the target and the draft model, which exist and fit together, and their
+    tokenizer."""
     model = model_folder(existing("engine.model", folder / config.model))
     draft = None
     if config.draft is not None:
         draft = model_folder(existing("engine.draft", folder / config.draft))
     try:
-        check_pair(model, draft, limits.max_context_len)
+        return model, draft, check_pair(model, draft, limits.max_context_len)
     except ModelError as error:
         raise ConfigError(f"engine.json: {error}") from error
-    return model, draft
 
 
 def _adapters(config: LocalEngineConfig, model: Path, max_len: int, folder: Path) -> Adapters:
