@@ -21,7 +21,6 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rows import TensorRows
-from smartspec_py.engines.runtimes.openvino import model_types
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
 from smartspec_py.engines.runtimes.openvino.operators import parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
@@ -72,16 +71,6 @@ def test_int4_that_no_group_fits_is_refused() -> None:
     model = make_model("llama")
     with pytest.raises(ModelError, match="int4 needs products whose width 32 divides"):
         OpenVinoRunner(model, replace(CONFIG, weights="int4"))
-
-
-@pytest.mark.parametrize(("least", "weights"), [(1, "int8"), (10**9, "stored")])
-def test_auto_is_int8_for_large_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, weights: str
-) -> None:
-    monkeypatch.setattr(model_types, "LARGE", least)
-    make_model("llama").save_pretrained(tmp_path)
-    runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="auto"))
-    assert runner.config.weights == weights
 
 
 def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:

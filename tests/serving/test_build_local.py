@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import shutil
 import threading
@@ -16,8 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
 from smartspec_py.constants import DRAFT_MODEL
+from smartspec_py.engines import phases
+from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load
+from smartspec_py.engines.local.target import LocalTarget
+from smartspec_py.engines.runtimes.openvino import model_types
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving import build
@@ -38,9 +43,18 @@ def config(draft: str = "draft", **changes: Any) -> LocalEngineConfig:
     )
 
 
-def test_a_pair_that_openvino_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pair_that_openvino_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """No thread that ran a pass outlives the building: it would keep a team of threads, which slows
-    down that of the loop. PyTorch has one thread left."""
+    down that of the loop. PyTorch has one thread left.
+
+    Weights of large models are rounded. Of the models, which are loaded beside each other, only the
+    target reports that its weights are read, and its cache comes first.
+    """
+    monkeypatch.setattr(model_types, "LARGE", 1)
+    memory = Memory(1 << 20)
+    monkeypatch.setattr(build_local, "Memory", lambda num_bytes: memory)
     seen: list[threading.Thread] = []
 
     def cached_profile(*args: Any, **options: Any) -> Any:
@@ -49,13 +63,18 @@ def test_a_pair_that_openvino_computes(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     profiled = build_local.cached_profile
     monkeypatch.setattr(build_local, "cached_profile", cached_profile)
-    engine = build_local.build_local(config(weights="int8", num_threads=2), LIMITS, tmp_path)
+    with caplog.at_level(logging.INFO, phases.__name__):
+        engine = build_local.build_local(config(num_threads=2), LIMITS, tmp_path)
     engine.target.close()
     (thread,) = seen
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
     assert str(engine.facts["runtime"]).startswith("OpenVINO, int8 weights")
-    assert engine.kernels.count("OpenVINO") == 2
+    assert engine.kernels.count("int8 weights") == 2
+    assert caplog.messages.count(phases.READING) == 1
+    (first, _), target = memory.pools, engine.target
+    assert isinstance(target, LocalTarget)
+    assert first is target.pool
     assert torch.get_num_threads() == 1
 
 

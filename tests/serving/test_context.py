@@ -69,7 +69,7 @@ def test_half_of_the_memory_that_is_left(
 def test_one_text_may_use_all_blocks(
     monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], context_len: int, num_bytes: int
 ) -> None:
-    monkeypatch.setattr(context, "_num_weights", lambda config: 1000)
+    monkeypatch.setattr(context, "num_weights", lambda config: 1000)
     monkeypatch.setattr(context, "free_bytes", lambda device: TOKEN_BYTES * 4000 + 2 * 4000)
     models = [PAIR / "target", PAIR / "draft"]
     given = LimitsConfig.model_validate(limits)
@@ -112,7 +112,7 @@ def test_smaller_keys_give_a_longer_context(
 ) -> None:
     """Heads of 16 take 64, 32 or 24 bytes."""
     left = 2 * 3 * 2 * 8 * 64 * 600
-    monkeypatch.setattr(context, "_num_weights", lambda config: 0)
+    monkeypatch.setattr(context, "num_weights", lambda config: 0)
     monkeypatch.setattr(context, "free_bytes", lambda device: left)
     models = [PAIR / "target"]
     found = context.choose_cache(models, CPU, torch.float32, LIMITS, kv_cache, weights, True)

@@ -1,16 +1,20 @@
 """What a start does and how far it is, for people.
 
 Each phase is a line of the log. How far it is, is not: such records are below the level INFO, and
-only the launcher gets them.
+only the launcher gets them. A model that is loaded beside another one is `unreported`.
 """
 
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 LIBRARIES, READING = "loading libraries", "reading weights"
 PREPARING, MEASURING = "preparing passes", "measuring costs"
+
+unreported = ContextVar("unreported", default=False)
+"""Whether this thread reports no phases."""
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.DEBUG)
@@ -43,7 +47,8 @@ def size_text(num_bytes: int) -> str:
 
 
 def begin(name: str, num_bytes: int = 0) -> None:
-    logger.info("%s", name, extra={"phase": Phase(name, 0.0, num_bytes)})
+    if not unreported.get():
+        logger.info("%s", name, extra={"phase": Phase(name, 0.0, num_bytes)})
 
 
 class Steps:
@@ -52,12 +57,13 @@ class Steps:
     def __init__(self, name: str, num_steps: int, num_bytes: int = 0) -> None:
         self._name, self._num_steps, self._num_bytes = name, max(1, num_steps), num_bytes
         self._num_done = 0
+        self._is_reported = not unreported.get()  # other threads may add steps
         begin(name, num_bytes)
 
     def add(self, num_steps: int = 1) -> None:
         before = 100 * self._num_done // self._num_steps
         self._num_done += num_steps
-        if 100 * self._num_done // self._num_steps > before:
+        if self._is_reported and 100 * self._num_done // self._num_steps > before:
             share = min(1.0, self._num_done / self._num_steps)
             phase = Phase(self._name, share, self._num_bytes)
             logger.debug("%s", phase.amount, extra={"phase": phase})

@@ -29,9 +29,20 @@ def load_config(folder: Path, max_len: int) -> Any:
 
 
 def model_without_weights(hf_config: Any) -> Any:
-    """The model of Transformers with this config. Its weights have shapes, and no memory."""
+    """The model of Transformers with this config. Its weights have shapes, and no memory.
+
+    They are of float32: with another precision, Transformers would make it PyTorch's default
+    meanwhile, for all threads.
+    """
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            hf_config, trust_remote_code=False, dtype=torch.float32
+        )
+
+
+def num_weights(hf_config: Any) -> int:
+    """Of a model with this config. Tied ones count once."""
+    return sum(int(weight.numel()) for weight in model_without_weights(hf_config).parameters())
 
 
 def key_shape(hf_config: Any) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from smartspec_py.engines.checkpoints.adapters import (
     load_adapter,
 )
 from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
-from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.engines.checkpoints.config import load_config, num_weights
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.pair import CheckedTokenizer, check_pair
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
@@ -37,7 +37,7 @@ from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import device_name, dtype_of, dtype_text, place
 from smartspec_py.engines.local.kinds import DraftKind, DraftModelKind, EagleKind, MedusaKind, Setup
-from smartspec_py.engines.local.load import NoOpenVinoError, has_blocks, load, named
+from smartspec_py.engines.local.load import NoOpenVinoError, load, named, runtime_of
 from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
 from smartspec_py.engines.model_files import (
@@ -46,10 +46,12 @@ from smartspec_py.engines.model_files import (
     log_unused_defaults,
     stepwise_capabilities,
 )
+from smartspec_py.engines.phases import unreported
 from smartspec_py.engines.profile import cached_profile, fingerprint, profile_path
 from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
-from smartspec_py.engines.runtimes.runner import PYTORCH, RunnerConfig
+from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
+from smartspec_py.engines.runtimes.runner import OPENVINO, PYTORCH, STORED, RunnerConfig
 from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
@@ -103,8 +105,22 @@ def _loaded(
     config: LocalEngineConfig, limits: LimitsConfig, folder: Path
 ) -> tuple[Setup, list[DraftKind], LocalTarget, dict[str, Proposer]]:
     setup, kinds = _read(config, limits, folder)
-    target = _target(setup)
-    return setup, kinds, target, {kind.name: kind.load(setup, target.runner) for kind in kinds}
+    if setup.has_blocks:
+        # OpenVINO prepares each matrix with one thread, so two models take little longer than one.
+        with ThreadPoolExecutor(1, initializer=_prepare_thread) as beside:
+            loading = [beside.submit(kind.load, setup) for kind in kinds]
+            target = _target(setup)
+        runners = [loaded.result() for loaded in loading]
+    else:
+        target = _target(setup)
+        runners = [kind.load(setup) for kind in kinds]
+    pairs = zip(kinds, runners, strict=True)
+    return setup, kinds, target, {kind.name: kind.proposer(setup, runner) for kind, runner in pairs}
+
+
+def _prepare_thread() -> None:
+    torch.set_num_threads(1)
+    unreported.set(True)
 
 
 def _read(
@@ -115,7 +131,13 @@ def _read(
     model, draft, tokenizer = _models(config, limits, folder)
     dtype = dtype_of(config.dtype, device, model)
     models = [model] if draft is None else [model, draft]
-    limits, cache_bytes = _sized(config, limits, models, device=device, dtype=dtype)
+    runtimes = [runtime_of(each, device, config, limits.context_len) for each in models]
+    weights = _weights(config, model, limits.context_len, runtimes[0])
+    has_blocks = PYTORCH not in runtimes
+    size = choose_cache(models, device, dtype, limits, config.kv_cache, weights, has_blocks)
+    text = "context: %d tokens, prompt and text together (%s)"
+    logger.info(text, size.context_len, size.reason)
+    limits = limits.model_copy(update={"max_context_len": size.context_len})
     run_config = RunnerConfig(
         path=model,
         device=device,
@@ -123,11 +145,11 @@ def _read(
         num_rows=limits.max_sequences,
         max_len=limits.context_len,
         vocab_size=tokenizer.num_ids,
-        weights=config.weights,
+        weights=weights,
         kv_cache=config.kv_cache,
         num_threads=thread_count(config.num_threads),
         adapters=_adapters(config, model, limits.context_len, folder),
-        cache_bytes=cache_bytes,
+        cache_bytes=size.num_bytes if has_blocks else math.inf,
         keeps_4_bits=keeps_4_bits(config.weights),
         weights_cache_bytes=config.weights_cache_bytes,
     )
@@ -141,8 +163,15 @@ def _read(
         gives_hidden=any(kind.gives_hidden for kind in kinds),
         state_layers=tuple(layer for kind in kinds for layer in kind.state_layers),
     )
-    setup = Setup(config, limits, tokenizer.tokenizer, run_config, Memory(cache_bytes))
-    return setup, kinds
+    memory = Memory(run_config.cache_bytes)
+    return Setup(config, limits, tokenizer.tokenizer, run_config, memory, runtimes[0]), kinds
+
+
+def _weights(config: LocalEngineConfig, model: Path, max_len: int, runtime: str) -> str:
+    """What `engine.weights` means for this target."""
+    if config.weights != "auto":
+        return config.weights
+    return auto_weights(num_weights(load_config(model, max_len))) if runtime == OPENVINO else STORED
 
 
 def _heads(folder: Path, run_config: RunnerConfig, has_draft: bool) -> DraftKind:
@@ -189,7 +218,7 @@ def _target(setup: Setup) -> LocalTarget:
     runner = load("engine.model", run_config, setup.config)
     able = stepwise_capabilities(limits, run_config.vocab_size, runner.bytes_per_token)
     capabilities = replace(able, adapters=run_config.adapters.names)
-    if not math.isinf(run_config.cache_bytes):
+    if setup.has_blocks:
         capabilities = replace(
             capabilities,
             block_len=runner.cache.block_len,
@@ -226,7 +255,7 @@ def _measured(
         ),
     ]
     branches = any(kind.may_branch for kind in kinds)
-    has_trees = branches and setup.tree_context_len(runner) is not None
+    has_trees = branches and setup.tree_context_len is not None
     shape = _shape(limits, runner.bytes_per_token, has_trees)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(
@@ -270,26 +299,6 @@ def _engine(
             "threads": run_config.num_threads,
         },
     )
-
-
-def _sized(
-    config: LocalEngineConfig,
-    limits: LimitsConfig,
-    models: Sequence[Path],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[LimitsConfig, float]:
-    """The limits with the served context length, and the memory for caches of blocks. Logs the
-    length and what limits it."""
-    is_blocks = all(has_blocks(model, device, config, limits.context_len) for model in models)
-    length, reason, num_bytes = choose_cache(
-        models, device, dtype, limits, config.kv_cache, config.weights, has_blocks=is_blocks
-    )
-    text = "context: %d tokens, prompt and text together (%s)"
-    logger.info(text, length, reason)
-    limits = limits.model_copy(update={"max_context_len": length})
-    return limits, num_bytes if is_blocks else math.inf
 
 
 def _shape(limits: LimitsConfig, bytes_per_token: int, has_trees: bool = False) -> ProfileShape:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import AutoConfig
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
-from smartspec_py.engines.checkpoints.config import model_without_weights
+from smartspec_py.engines.checkpoints.config import num_weights
 from smartspec_py.engines.checkpoints.pair import positions_of
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
-from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.runner import bytes_per_token, cache_dtype
 from smartspec_py.faults import ConfigError
 
@@ -58,8 +57,8 @@ def choose_cache(
 ) -> CacheSize:
     """The cache for these models together.
 
-    models: the folder of each model, the target first. kv_cache, weights: see
-    `config.LocalEngineConfig`. has_blocks: whether OpenVINO computes all models.
+    models: the folder of each model, the target first. kv_cache, weights: see `RunnerConfig`.
+    has_blocks: whether OpenVINO computes all models.
 
     Raises ConfigError.
     """
@@ -68,12 +67,9 @@ def choose_cache(
         for folder in models
     ]
     num_rows, left = 1 if has_blocks else limits.max_sequences, free_bytes(device)
-    each = 0  # bytes of a token of each row
+    each, is_compressed = 0, weights in ("int8", "int4")  # each: bytes of a token of each row
     for config in configs:
-        num = _num_weights(config)
-        kind = auto_weights(num) if has_blocks and weights == "auto" else weights
-        is_compressed = kind in ("int8", "int4")
-        left -= num * (1 if is_compressed else dtype.itemsize)
+        left -= num_weights(config) * (1 if is_compressed else dtype.itemsize)
         of_keys = _key_dtype(dtype, is_compressed) if has_blocks else cache_dtype(device, dtype)
         each += num_rows * bytes_per_token(config, of_keys, kv_cache)
     share = int(CACHE_SHARE * max(0, left))
@@ -106,7 +102,3 @@ def _key_dtype(dtype: torch.dtype, is_compressed: bool) -> torch.dtype:
     """Of OpenVINO's keys and values, or one of the same size."""
     is_half = is_compressed or (dtype == torch.bfloat16 and cpu_has("avx512_bf16"))
     return torch.float16 if is_half else torch.float32
-
-
-def _num_weights(config: Any) -> int:
-    return sum(int(weight.numel()) for weight in model_without_weights(config).parameters())

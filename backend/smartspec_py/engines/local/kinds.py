@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tokenizers import Tokenizer
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 class Setup:
     """What is known before models are loaded.
 
-    run_config: how the target runs. memory: of its cache and those of its proposers.
+    run_config: how the target runs. memory: of its cache and those of its proposers. runtime: of
+    the target.
     """
 
     config: LocalEngineConfig
@@ -45,18 +46,25 @@ class Setup:
     tokenizer: Tokenizer
     run_config: RunnerConfig
     memory: Memory
+    runtime: str
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether all caches are of blocks: OpenVINO computes all models."""
+        return not math.isinf(self.memory.num_bytes)
 
     @property
     def own_config(self) -> RunnerConfig:
-        """How a draft model runs."""
+        """How a draft model runs, with weights that are rounded as the target's are."""
         return replace(self.run_config, gives_hidden=False, state_layers=(), adapters=NO_ADAPTERS)
 
-    def tree_context_len(self, target: Runner) -> int | None:
+    @property
+    def tree_context_len(self) -> int | None:
         """`ProposerCapabilities.tree_context_len`, for the kinds that draft trees."""
         max_len = self.run_config.max_len
         windows = has_window(load_config(self.run_config.path, max_len), max_len)
         has_room = self.limits.max_draft_len > 0 and max_len > MAX_NODES
-        return max_len if target.runtime == PYTORCH and has_room and not windows else None
+        return max_len if self.runtime == PYTORCH and has_room and not windows else None
 
 
 class DraftKind(ABC):
@@ -70,9 +78,14 @@ class DraftKind(ABC):
     may_branch: bool = True
     folder: Path
 
+    def load(self, setup: Setup) -> Runner | None:
+        """Load its model. None if it has no passes of its own."""
+        return None
+
     @abstractmethod
-    def load(self, setup: Setup, target: Runner) -> Proposer:
-        """The proposer. Loads its model, rounded as the target's weights are, if it has passes."""
+    def proposer(self, setup: Setup, runner: Any) -> Proposer:
+        """The proposer with the model that `load` returned. It is made after the target: the cache
+        that was made last is the first to give memory back, see `Memory`."""
 
 
 class DraftModelKind(DraftKind):
@@ -82,8 +95,8 @@ class DraftModelKind(DraftKind):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, setup: Setup, target: Runner) -> DraftModelProposer:
-        run_config, limits = setup.own_config, setup.limits
+    def load(self, setup: Setup) -> Runner:
+        run_config = setup.own_config
         # The draft model may have fewer positions than the served context.
         hf_config = load_config(self.folder, run_config.max_len)
         positions = positions_of(hf_config.to_dict()) or math.inf
@@ -91,14 +104,17 @@ class DraftModelKind(DraftKind):
             run_config,
             path=self.folder,
             max_len=int(min(run_config.max_len, positions)),
-            weights=target.config.weights,
         )
+        return load("engine.draft", run_config, setup.config)
+
+    def proposer(self, setup: Setup, runner: Runner) -> DraftModelProposer:
+        limits = setup.limits
         return DraftModelProposer(
-            load("engine.draft", run_config, setup.config),
+            runner,
             limits.max_sequences,
             limits.max_draft_len,
             reuses_prefixes=limits.reuse_prefixes,
-            max_context_len=run_config.max_len,
+            max_context_len=runner.config.max_len,
             memory=setup.memory,
         )
 
@@ -110,9 +126,8 @@ class MedusaKind(DraftKind):
     def __init__(self, folder: Path, heads: MedusaHeads) -> None:
         self.folder, self._heads = folder, heads
 
-    def load(self, setup: Setup, target: Runner) -> MedusaProposer:
-        tree_context_len = setup.tree_context_len(target)
-        return MedusaProposer(self._heads, setup.limits.max_draft_len, tree_context_len)
+    def proposer(self, setup: Setup, runner: None) -> MedusaProposer:
+        return MedusaProposer(self._heads, setup.limits.max_draft_len, setup.tree_context_len)
 
 
 class EagleKind(DraftKind):
@@ -122,19 +137,23 @@ class EagleKind(DraftKind):
         self._config = config
         self.folder, self.state_layers = config.folder, config.layer_ids
 
-    def load(self, setup: Setup, target: Runner) -> EagleProposer:
-        run_config, limits = replace(setup.own_config, weights=target.config.weights), setup.limits
+    def load(self, setup: Setup) -> Runner:
+        run_config = setup.own_config
         with named("engine.heads"):
-            runner = _runner(load_eagle(self._config, run_config), run_config, target.runtime)
+            runner = _runner(load_eagle(self._config, run_config), run_config, setup.runtime)
         if uses_graphs(setup.config, run_config.device):
             runner.warm()
+        return runner
+
+    def proposer(self, setup: Setup, runner: Runner) -> EagleProposer:
+        limits = setup.limits
         return EagleProposer(
             runner,
             limits.max_sequences,
             limits.max_draft_len,
             reuses_prefixes=limits.reuse_prefixes,
             states_width=self._config.states_width,
-            tree_context_len=setup.tree_context_len(target),
+            tree_context_len=setup.tree_context_len,
             memory=setup.memory,
         )
 

@@ -19,7 +19,7 @@ from smartspec_py.engines.runtimes.openvino.model_types import MODEL_TYPES, can_
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner, load_runner
 from smartspec_py.engines.runtimes.pytorch.float8 import has_float8
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
-from smartspec_py.engines.runtimes.runner import FP8, Runner, RunnerConfig
+from smartspec_py.engines.runtimes.runner import FP8, OPENVINO, PYTORCH, Runner, RunnerConfig
 from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ def _only_openvino(value: str, other: str) -> ConfigError:
     )
 
 
-def has_blocks(folder: Path, device: torch.device, config: LocalEngineConfig, max_len: int) -> bool:
-    """Whether OpenVINO will compute this model. Raises ModelError."""
-    return config.runtime != "torch" and not _no_openvino(folder, device, max_len)
+def runtime_of(folder: Path, device: torch.device, config: LocalEngineConfig, max_len: int) -> str:
+    """OPENVINO or PYTORCH: what will compute this model. Raises ModelError."""
+    is_torch = config.runtime == "torch" or _no_openvino(folder, device, max_len)
+    return PYTORCH if is_torch else OPENVINO
 
 
 def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:

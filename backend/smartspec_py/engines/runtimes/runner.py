@@ -24,8 +24,8 @@ from smartspec_py.engines.draft import Tree
 
 PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
 
-FP8 = "fp8"
-"""Weights in float8, of PyTorch on a GPU."""
+STORED, FP8 = "stored", "fp8"
+"""Weights as in the files, and in float8, of PyTorch on a GPU."""
 
 SCALE_BYTES = 8
 """Of the scale and the zero of a head's key or value in a cache of 8 bits, in float32."""
@@ -51,7 +51,7 @@ class RunnerConfig:
     vocab_size: int
     gives_hidden: bool = False
     state_layers: tuple[int, ...] = ()
-    weights: str = "stored"
+    weights: str = STORED
     kv_cache: str = "auto"
     num_threads: int = 1
     adapters: Adapters = NO_ADAPTERS
@@ -63,7 +63,7 @@ class RunnerConfig:
     def weights_text(self) -> str:
         """What to say of the weights behind the name of the runtime."""
         kept = ", 4 bits as in the file" if self.keeps_4_bits else ""
-        return "" if self.weights == "stored" else f", {self.weights} weights{kept}"
+        return "" if self.weights == STORED else f", {self.weights} weights{kept}"
 
     @property
     def cache_text(self) -> str:

@@ -52,7 +52,6 @@ from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes, has_vnni
 from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, LONGEST
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
-from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut, with_copy
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
@@ -401,8 +400,6 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     files.expect(model.state_dict())
     if is_tied and {head, embedding} <= names:
         check_tied(torch.equal(files[embedding], files[head]), config.path)
-    if config.weights == "auto":
-        config = replace(config, weights=auto_weights(model.num_parameters()))
     file = _weights_file(config, model.num_parameters())
     return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
 
