@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -29,6 +30,20 @@ def test_the_fake_has_the_names_that_the_adapter_uses_and_no_others() -> None:
         if dataclasses.is_dataclass(found):
             fields = {field.name for field in dataclasses.fields(found)}
             assert fields == set(names.split()) - {"has_error"}, class_name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fake_executor.Request([], 1),
+        lambda: fake_executor.Request([3, 4], 0),
+        lambda: fake_executor.Request([np.int64(3)], 1),
+        lambda: fake_executor.ExternalDraftTokensConfig([]),
+    ],
+)
+def test_the_fake_refuses_what_the_bindings_refuse(make: Callable[[], Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError)):
+        make()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[str] = ("NVIDIA H100",)) -> Any:
