@@ -1,14 +1,9 @@
 from anthropic import Anthropic, beta_tool
 from cases import *
-from pydantic import BaseModel
+from person import Person
 
 client = Anthropic(base_url=BASE, api_key="none", max_retries=0)
 TOOL = {"name": "get_weather", "description": ABOUT, "input_schema": PARAMETERS}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 def fields(text, **more):

@@ -2,15 +2,9 @@ import anthropic
 import instructor
 from cases import *
 from instructor import Mode
-from pydantic import BaseModel
+from person import Person
 
 import openai
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-
 
 OPENAI = openai.OpenAI(base_url=f"{BASE}/v1", api_key="none", max_retries=0)
 ANTHROPIC = anthropic.Anthropic(base_url=BASE, api_key="none", max_retries=0)

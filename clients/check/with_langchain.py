@@ -3,7 +3,7 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from person import Person
 
 OPENAI = {"model": MODEL, "base_url": f"{BASE}/v1", "api_key": "none", "max_retries": 0}
 MODELS = {
@@ -11,13 +11,6 @@ MODELS = {
     "responses": ChatOpenAI(**OPENAI, use_responses_api=True),
     "messages": ChatAnthropic(model=MODEL, base_url=BASE, api_key="none", max_retries=0),
 }
-
-
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
 
 
 @tool

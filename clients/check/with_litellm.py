@@ -1,17 +1,12 @@
 import litellm
 from cases import *
-from pydantic import BaseModel
+from person import Person
 
 MODELS = {
     "chat": {"model": f"hosted_vllm/{MODEL}", "api_base": f"{BASE}/v1"},
     "messages": {"model": f"anthropic/{MODEL}", "api_base": BASE},
 }
 RESPONSES = {"model": f"openai/{MODEL}", "api_base": f"{BASE}/v1"}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 def ask(where, text, **more):

@@ -1,15 +1,11 @@
 from cases import *
+from person import Person
 from pydantic import BaseModel
 
 from openai import OpenAI, pydantic_function_tool
 
 client = OpenAI(base_url=f"{BASE}/v1", api_key="none", max_retries=0)
 TOOL = {"type": "function", "name": "get_weather", "description": ABOUT, "parameters": PARAMETERS}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 class Weather(BaseModel):

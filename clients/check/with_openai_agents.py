@@ -10,7 +10,7 @@ from agents import (
     set_tracing_disabled,
 )
 from cases import *
-from pydantic import BaseModel
+from person import Person
 
 from openai import AsyncOpenAI
 
@@ -22,11 +22,6 @@ MODELS = {
     "chat": OpenAIChatCompletionsModel(MODEL, client),
     "responses": OpenAIResponsesModel(MODEL, client),
 }
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 @function_tool

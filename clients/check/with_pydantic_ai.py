@@ -1,7 +1,7 @@
 import asyncio
 
 from cases import *
-from pydantic import BaseModel
+from person import Person
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -16,11 +16,6 @@ MODELS = {
     "responses": OpenAIResponsesModel(MODEL, provider=OPENAI),
     "messages": AnthropicModel(MODEL, provider=AnthropicProvider(base_url=BASE, api_key="none")),
 }
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 def get_weather(city: str) -> str:
