@@ -35,8 +35,7 @@ from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
-from smartspec_py.serving.server import Server
-from smartspec_testing.local import generate
+from smartspec_testing.local import generate, serving
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -236,12 +235,8 @@ def test_it_is_served_as_its_original(tmp_path: Path) -> None:
         )
         engine = build_local(config, limits, tmp_path)
         assert DRAFT_MODEL in engine.proposers
-        server = Server(engine, ServerConfig(engine=config, limits=limits))
-        server.start()
-        try:
+        with serving(engine, ServerConfig(engine=config, limits=limits)) as server:
             sinks = generate(server, [GenerateParams("SELECT name FROM", 32, policy="fixed:2")])
-        finally:
-            server.stop()
         texts.append((sinks[0].tokens, sinks[0].text, sinks[0].error))
     assert texts[0] == texts[1]
     assert len(texts[0][0]) > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from smartspec_testing.fake_engine import (
     fake_token,
 )
 from smartspec_testing.fake_proposer import AcceptProb, FakeProposer
+from smartspec_testing.local import serving
 from smartspec_testing.offline import OfflineLoop
 
 TOKENIZER_FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
@@ -244,9 +246,17 @@ def fake_engine(
     )
 
 
-def fake_server(engine: Engine, limits: LimitsConfig = LIMITS, **options: object) -> Server:
-    config = ServerConfig(engine=FakeEngineConfig(kind="fake", tokenizer="none"), limits=limits)
-    return Server(engine, config, **options)  # type: ignore[arg-type]
+FAKE = FakeEngineConfig(kind="fake", tokenizer="none")
+
+
+def fake_server(engine: Engine, limits: LimitsConfig = LIMITS, **options: Any) -> Server:
+    return Server(engine, ServerConfig(engine=FAKE, limits=limits), **options)
+
+
+def fake_serving(
+    engine: Engine, limits: LimitsConfig = LIMITS, **options: Any
+) -> AbstractContextManager[Server]:
+    return serving(engine, ServerConfig(engine=FAKE, limits=limits), **options)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.server import Server
+from smartspec_testing import local
 from smartspec_testing.local import LocalSink, generate
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
@@ -40,15 +41,11 @@ def config_of(limits: dict[str, Any] | None = None, **engine: Any) -> ServerConf
     return ServerConfig.model_validate({"engine": engine, "limits": few | (limits or {})})
 
 
-@contextmanager
-def serving(config: ServerConfig, engine: Engine | None = None, **changes: Any) -> Iterator[Server]:
+def serving(
+    config: ServerConfig, engine: Engine | None = None, **changes: Any
+) -> AbstractContextManager[Server]:
     """engine: None builds one. changes: of its fields."""
-    server = Server(replace(engine or build_engine(config, Path.cwd()), **changes), config)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+    return local.serving(replace(engine or build_engine(config, Path.cwd()), **changes), config)
 
 
 def served(

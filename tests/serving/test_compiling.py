@@ -30,7 +30,7 @@ from smartspec_py.engines.structured.trial import CompileLimits, CrashError, Too
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
-from smartspec_testing.local import LocalSink
+from smartspec_testing.local import LocalSink, serving
 
 WAIT_S = 60.0
 SHUTTING_DOWN = (ErrorCode.UNAVAILABLE, "the server is shutting down")
@@ -50,14 +50,10 @@ def engine() -> Engine:
     return made
 
 
-@contextlib.contextmanager
-def running(engine: Engine, limits: CompileLimits, **config: Any) -> Iterator[Server]:
-    server = Server(engine, config_of(**config), compile_limits=limits)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+def running(
+    engine: Engine, limits: CompileLimits, **config: Any
+) -> contextlib.AbstractContextManager[Server]:
+    return serving(engine, config_of(**config), compile_limits=limits)
 
 
 @pytest.fixture(scope="module")

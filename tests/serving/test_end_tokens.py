@@ -12,7 +12,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, Verification
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.server import Server
-from smartspec_testing.local import LocalSink, generate
+from smartspec_testing.local import LocalSink, generate, serving
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 VOCABULARY = json.loads((PAIR / "target" / "tokenizer.json").read_text())["model"]["vocab"]
@@ -43,13 +43,12 @@ def test_a_text_ends_at_the_first_of_them(tmp_path: Path) -> None:
     limits = {"max_sequences": 4, "max_draft_len": 4, "max_context_len": 256, "profile_s": 0.0}
     document = {"engine": {**engine, "num_threads": 1, "device": "cpu"}, "limits": limits}
     config = ServerConfig.model_validate(document)
-    server = Server(build_engine(config, tmp_path), config)
-    server.start()
-    whole = texts_of(server, policy="none", end_id=-1)
-    found = {policy: texts_of(server, policy=policy) for policy in ("none", "fixed:4", "goodput")}
-    late = texts_of(server, min_tokens=30)
-    rejected = texts_of(server, verification=Verification.REJECTION, policy="fixed:4")
-    server.stop()
+    policies = ("none", "fixed:4", "goodput")
+    with serving(build_engine(config, tmp_path), config) as server:
+        whole = texts_of(server, policy="none", end_id=-1)
+        found = {policy: texts_of(server, policy=policy) for policy in policies}
+        late = texts_of(server, min_tokens=30)
+        rejected = texts_of(server, verification=Verification.REJECTION, policy="fixed:4")
     ends = set()
     for sinks in found.values():
         for sink, expected in zip(sinks, whole, strict=True):

@@ -18,7 +18,7 @@ from smartspec_py.engines.structured.guides import _check_multiples
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
-from smartspec_testing.local import LocalSink, generate
+from smartspec_testing.local import LocalSink, generate, serving
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 SCHEMA = {
@@ -61,10 +61,8 @@ def config_of(engine: dict[str, Any] | None = None, **limits: Any) -> ServerConf
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     config = config_of()
-    found = Server(build_engine(config, PAIR), config)
-    found.start()
-    yield found
-    found.stop()
+    with serving(build_engine(config, PAIR), config) as found:
+        yield found
 
 
 def answers(server: Server, max_tokens: int = 120, **fields: Any) -> list[LocalSink]:
@@ -147,11 +145,9 @@ def test_forced_tokens_are_drafted_without_a_pass(server: Server) -> None:
 def test_drafts_of_heads_do_not_leave_the_grammar() -> None:
     heads = {"heads": str(PAIR / "heads"), "runtime": "torch", "dtype": "float32"}
     config = config_of(heads)
-    server = Server(build_engine(config, PAIR), config)
-    server.start()
-    expected = answers(server, 80, policy="none")
-    found = answers(server, 80, policy="fixed:7", proposer="heads")
-    server.stop()
+    with serving(build_engine(config, PAIR), config) as server:
+        expected = answers(server, 80, policy="none")
+        found = answers(server, 80, policy="fixed:7", proposer="heads")
     check_valid(expected)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in expected]
     assert sum(sink.progress.num_accepted for sink in found)

@@ -33,7 +33,7 @@ from smartspec_py.serving.server import Server
 from smartspec_py.serving.source import Source
 from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.text import TextStream
-from smartspec_testing.local import LocalSink, generate
+from smartspec_testing.local import LocalSink, generate, serving
 
 pytestmark = pytest.mark.slow
 
@@ -137,10 +137,8 @@ def server() -> Iterator[Server]:
             "limits": {"max_sequences": 4, "max_context_len": 128, "profile_s": 0.0},
         }
     )
-    found = Server(replace(build_engine(config, PAIR), cost=COST), config)
-    found.start()
-    yield found
-    found.stop()
+    with serving(replace(build_engine(config, PAIR), cost=COST), config) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

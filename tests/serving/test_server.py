@@ -5,11 +5,9 @@ Times are limits against a hang, not expectations.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +19,12 @@ from harness import (
     LoopHarness,
     fake_engine,
     fake_server,
+    fake_serving,
     fake_text,
     wait_until,
 )
 
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import LimitsConfig
 from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import Event
@@ -39,20 +37,6 @@ from smartspec_testing.local import LocalSink, generate
 
 WAIT_S = 20.0
 POLICIES = ["none", "fixed:1", "fixed:4", "goodput"]
-
-
-@contextlib.contextmanager
-def running(
-    engine: Engine,
-    limits: LimitsConfig = LIMITS,
-    on_failure: Callable[[str], None] = lambda reason: None,
-) -> Iterator[Server]:
-    server = fake_server(engine, limits, on_failure=on_failure)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def expected_text(text: str, num_tokens: int, sampling: SamplingParams | None = None) -> str:
@@ -72,7 +56,7 @@ def test_many_callers_at_once() -> None:
             params = GenerateParams(f"{worker} asks {i}", 5 + i, stream=i % 2 == 0, policy=policy)
             server.submit(params, sink)
 
-    with running(engine) as server:
+    with fake_serving(engine) as server:
         threads = [threading.Thread(target=call, args=(server, worker)) for worker in range(6)]
         for thread in threads:
             thread.start()
@@ -96,7 +80,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     limits = LIMITS.model_copy(update={"max_queue": 2})
     params = GenerateParams("hello", 10)
     sinks = [LocalSink() for _ in range(5)]
-    with running(fake_engine(max_sequences=1, step_s=0.01), limits) as server:
+    with fake_serving(fake_engine(max_sequences=1, step_s=0.01), limits) as server:
         server.submit(params, sinks[0])
         wait_until(lambda: server.loop.num_live == 1)
         server.submit(params, sinks[1])
@@ -142,7 +126,7 @@ def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
     threads = set(threading.enumerate())
     sinks = [LocalSink() for _ in range(4)]
     engine = fake_engine(max_sequences=2, step_s=0.01)
-    with running(engine) as server:
+    with fake_serving(engine) as server:
         assert gc.get_freeze_count() > 1000
         assert len(set(threading.enumerate()) - threads) == 2
         for i, sink in enumerate(sinks):
@@ -162,7 +146,7 @@ def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
 def test_a_stop_word_ends_the_text_and_is_no_part_of_it() -> None:
     whole = expected_text("hello", 20)
     params = GenerateParams("hello", 20, stop_words=(whole[8:11],))
-    with running(fake_engine()) as server:
+    with fake_serving(fake_engine()) as server:
         (sink,) = generate(server, [params], WAIT_S)
     assert sink.text == whole[: whole.index(whole[8:11])]
     assert sink.finish_reason is FinishReason.STOP
@@ -172,7 +156,7 @@ def test_a_stop_word_ends_the_text_and_is_no_part_of_it() -> None:
 def test_a_client_that_leaves_is_cancelled_alone(max_sequences: int) -> None:
     """Whether it waits for a row or is served."""
     sinks = [LocalSink(), LocalSink()]
-    with running(fake_engine(max_sequences=max_sequences, step_s=0.001)) as server:
+    with fake_serving(fake_engine(max_sequences=max_sequences, step_s=0.001)) as server:
         for sink, num_tokens in zip(sinks, (100, 4000), strict=True):
             server.submit(GenerateParams("hello", num_tokens, policy="none"), sink)
         wait_until(lambda: server.loop.num_live == max_sequences)
@@ -187,7 +171,7 @@ def test_a_client_that_leaves_is_cancelled_alone(max_sequences: int) -> None:
 def test_seeds() -> None:
     """A drawn seed is returned, and gives the same text again."""
     asked = GenerateParams("hello", 12, temperature=1.0)
-    with running(fake_engine()) as server:
+    with fake_serving(fake_engine()) as server:
         sinks = generate(server, [asked, asked, replace(asked, seed=0)], WAIT_S)
         sinks += generate(server, [replace(asked, seed=sinks[0].seed)], WAIT_S)
     first, second, given, again = (sink.seed for sink in sinks)
@@ -201,11 +185,11 @@ def test_seeds() -> None:
 def test_what_cannot_be_drafted_or_verified_runs_without_drafts() -> None:
     """An engine without proposers; and one that verifies greedy text only."""
     greedy = GenerateParams("hello", 20, policy="fixed:4")
-    with running(replace(fake_engine(), proposers={})) as server:
+    with fake_serving(replace(fake_engine(), proposers={})) as server:
         (sink,) = generate(server, [greedy], WAIT_S)
     assert (sink.progress.num_drafted, sink.text) == (0, expected_text("hello", 20))
     target = FakeTarget(replace(CAPABILITIES, verifies_sampling=False))
-    with running(replace(fake_engine(), target=target)) as server:
+    with fake_serving(replace(fake_engine(), target=target)) as server:
         params = [greedy, replace(greedy, temperature=1.0, seed=3)]
         drafted, drawn = generate(server, params, WAIT_S)
     assert drafted.progress.num_drafted > 0
@@ -216,7 +200,7 @@ def test_what_cannot_be_drafted_or_verified_runs_without_drafts() -> None:
 def test_a_drain_finishes_what_it_can_and_takes_no_more() -> None:
     """Within the grace of 20 s that is the default; asking twice changes nothing."""
     sink = LocalSink()
-    with running(fake_engine(max_sequences=2, step_s=0.001)) as server:
+    with fake_serving(fake_engine(max_sequences=2, step_s=0.001)) as server:
         server.submit(GenerateParams("hello", 60, policy="none"), sink)
         server.drain()
         server.drain()
@@ -232,18 +216,15 @@ def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() 
     has none to keep."""
     should_drain = threading.Event()
     limits = LIMITS.model_copy(update={"drain_s": 0.05})
-    server = fake_server(
-        fake_engine(max_sequences=1, step_s=0.002), limits, should_drain=should_drain.is_set
-    )
+    engine = fake_engine(max_sequences=1, step_s=0.002)
     sinks = [LocalSink(), LocalSink()]
-    server.start()
-    for sink in sinks:
-        server.submit(GenerateParams("hello", 4000, stream=True, policy="none"), sink)
-    wait_until(lambda: len(sinks[0].tokens) > 3)
-    should_drain.set()
-    for sink in sinks:
-        sink.wait(WAIT_S)
-    server.stop()
+    with fake_serving(engine, limits, should_drain=should_drain.is_set) as server:
+        for sink in sinks:
+            server.submit(GenerateParams("hello", 4000, stream=True, policy="none"), sink)
+        wait_until(lambda: len(sinks[0].tokens) > 3)
+        should_drain.set()
+        for sink in sinks:
+            sink.wait(WAIT_S)
     writing, waiting = sinks
     assert writing.finish_reason is FinishReason.CANCELLED
     assert writing.text == expected_text("hello", writing.num_tokens)
@@ -297,7 +278,7 @@ def test_a_hung_engine_fails_every_request_once_and_ends_the_server(hanging: str
     engine = hanging_engine(hanging, is_blocked, let_go)
     sinks = [LocalSink() for _ in range(3)]
     check = LocalSink()
-    with running(engine, HURRIED, deaths.append) as server:
+    with fake_serving(engine, HURRIED, on_failure=deaths.append) as server:
         for i, sink in enumerate(sinks):
             server.submit(GenerateParams("hello", 4000, stream=i == 1, policy="fixed:2"), sink)
         is_blocked.wait(WAIT_S)

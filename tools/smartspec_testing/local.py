@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.core.types import FinishReason
@@ -106,11 +106,12 @@ class LocalSink:
 
 
 @contextmanager
-def serving(engine: Engine, config: ServerConfig) -> Iterator[Server]:
-    """A server that has been started. It is stopped at the end, and closes the engine."""
+def serving(engine: Engine, config: ServerConfig, **options: Any) -> Iterator[Server]:
+    """A server that has been started. It is stopped at the end, and closes the engine. options: of
+    `Server`."""
     from smartspec_py.serving.server import Server
 
-    server = Server(engine, config)
+    server = Server(engine, config, **options)
     server.start()
     try:
         yield server
