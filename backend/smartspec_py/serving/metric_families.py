@@ -78,10 +78,6 @@ ACCEPTED_AT = _counter(
     "Verifications that accepted at least so many drafts",
     "position",
 )
-ACCEPTANCE_LENGTH = _gauge(
-    "spec_decode_acceptance_length",
-    "Mean tokens per verification, including the target's own, in the last second with any",
-)
 PROPOSED_LENGTHS = _histogram(
     "spec_decode_proposed_length_tokens",
     "Mean drafts per decoding sequence in a step; one step per second",

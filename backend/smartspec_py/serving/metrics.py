@@ -142,9 +142,6 @@ class Meter:
             sink(family, labels, value)
 
     def _count_verifications(self) -> None:
-        if self._verified:
-            accepted = sum(accepted * num for (_, accepted), num in self._verified.items())
-            self._set(families.ACCEPTANCE_LENGTH, 1 + accepted / self._verified.total())
         for (drafted, accepted), num in self._verified.items():
             self._count(families.DRAFTS, num)
             self._count(families.DRAFT_TOKENS, drafted * num)
