@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPla
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 from smartspec_py.serving.step_trace import NUMBERS, steps_text
-from smartspec_sim.traces import TraceError, decide, read_steps, unexplained
+from smartspec_sim.traces import TraceError, decide, parse_steps, unexplained
 
 COST = CostModel(
     target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
@@ -69,12 +68,10 @@ def recorded(seeds: range) -> list[StepRecord]:
     return steps
 
 
-def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
+def test_a_recorded_plan_is_decided_again() -> None:
     """From the file alone, to the last bit of what is expected; another cost decides otherwise."""
     steps = recorded(range(60))
-    path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(COST, None, steps))
-    again = read_steps(path)
+    again = parse_steps("steps", steps_text(COST, None, steps))
     assert (again.profile, again.batch_table, again.steps) == (COST, None, steps)
     assert unexplained(again.steps) == []
     plans = [step.decision.plan for step in steps]
@@ -85,11 +82,9 @@ def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
     assert len(set(chosen)) > 4, "the views must leave something to decide"
 
 
-def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
+def test_cost_models_come_back_with_what_prompts_take() -> None:
     cost = replace(COST, prompt=PassTable((1,), (1, 16), ((1 / 3, 2.0),)))
-    path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(cost))
-    assert read_steps(path).profile == cost
+    assert parse_steps("steps", steps_text(cost)).profile == cost
 
 
 def test_a_plan_that_was_tampered_with_is_found() -> None:
@@ -100,7 +95,7 @@ def test_a_plan_that_was_tampered_with_is_found() -> None:
     assert unexplained(steps) == [2]
 
 
-def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None:
+def test_arrays_and_options_are_written_as_plain_numbers() -> None:
     """What the planner hands out may be NumPy's; it comes back as tuples of the same numbers."""
     probs = (0.1, 0.7)
     options = DraftOption(2, probs), DraftOption(2, probs, has_draft_passes=False)
@@ -111,16 +106,12 @@ def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None
     numpys = SpecPlan({4: int(np.int64(2))}, np.float64(1.5), np.float64(0.25), {4: np.int64(1)})
     (step,) = recorded(range(1))
     step = replace(step, decision=replace(step.decision, views=[arrays], plan=numpys))
-    path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(COST, None, [step]))
-    (again,) = read_steps(path).steps
+    (again,) = parse_steps("steps", steps_text(COST, None, [step])).steps
     assert again.decision.views == [view]
     assert again.decision.plan == spec_plan
 
 
-def test_a_step_without_a_field_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(COST, None, recorded(range(2))))
-    path.write_text(path.read_text().replace('"factors"', '"other"'))
-    with pytest.raises(TraceError, match="line 2: 'factors' is missing"):
-        read_steps(path)
+def test_a_step_without_a_field_is_refused() -> None:
+    text = steps_text(COST, None, recorded(range(2))).replace('"factors"', '"other"')
+    with pytest.raises(TraceError, match="steps, line 2: 'factors' is missing"):
+        parse_steps("steps", text)

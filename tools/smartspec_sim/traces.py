@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from smartspec_py.core.cost import CostModel, cost_from_json, tupled
@@ -45,15 +44,6 @@ def unexplained(steps: Sequence[StepRecord]) -> list[int]:
     """Indices of the steps whose recorded plan differs from `decide` with their own cost model, in
     draft lengths or in what is expected."""
     return [i for i, step in enumerate(steps) if decide(step) != step.decision.plan]
-
-
-def read_steps(path: Path) -> StepTraceFile:
-    """Raises TraceError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: {error}") from error
-    return parse_steps(path.name, text)
 
 
 def parse_steps(name: str, text: str) -> StepTraceFile:
