@@ -69,18 +69,18 @@ class Place:
         return next((one for one in self.policies if one.policy == name), None)
 
 
-def places(document: Document, compared: str = GOODPUT) -> list[Place]:
+def places(document: Document) -> list[Place]:
     """In the order of the first phase of each."""
     found: dict[PlaceKey, list[Phase]] = {}
     for phase in document.phases:
         found.setdefault(phase.place, []).append(phase)
-    return [_place(phases, compared) for phases in found.values()]
+    return [_place(phases) for phases in found.values()]
 
 
-def _place(phases: Sequence[Phase], compared: str) -> Place:
+def _place(phases: Sequence[Phase]) -> Place:
     names = list(dict.fromkeys(phase.policy for phase in phases))
     latencies = {name: _latencies(phases, name) for name in names}
-    ours = latencies.get(compared, {})
+    ours = latencies.get(GOODPUT, {})
     rows = [_means(phases, name, ours, latencies[name]) for name in sorted(names, key=_order)]
     fixed = [one for one in rows if _is_fixed(one.policy) and one.e2e_ms is not None]
     return Place(

@@ -125,7 +125,7 @@ def has_medusa(source: Path) -> bool:
     return "medusa_num_heads" in json.loads((source / "config.json").read_text(encoding="utf-8"))
 
 
-def expand_medusa(source: Path, out: Path, hidden_size: int, *, seed: int = 0) -> int:
+def expand_medusa(source: Path, out: Path, hidden_size: int) -> int:
     """Write the Medusa heads of `source` for a target that was expanded to this hidden size.
 
     In new dimensions, the target's states are zero. New rows read nothing else and have no bias, so
@@ -140,7 +140,7 @@ def expand_medusa(source: Path, out: Path, hidden_size: int, *, seed: int = 0) -
     old = config["hidden_size"]
     if hidden_size < old:
         raise SizeError(f"hidden_size: cannot shrink from {old} to {hidden_size}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     grown = {}
     for name, tensor in load_file(source / HEADS_FILE).items():
         grown[name] = _random((hidden_size,) * tensor.dim(), tensor.dtype, generator)

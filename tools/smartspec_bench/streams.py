@@ -246,13 +246,12 @@ async def answer(
     transport: Transport,
     fields: Mapping[str, Any],
     now_s: Callable[[], float],
-    timeout_s: float = ANSWER_S,
     heard: Heard = lambda response: None,
 ) -> None:
     """Send a request and record its result in the exchange, errors included. now_s: seconds from
     the start of the load."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(ANSWER_S):
             async for response in transport.stream(fields):
                 exchange.take(response, now_s())
                 heard(response)

@@ -108,9 +108,9 @@ def free_ports(num: int, host: str = LOOPBACK) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def free_address(host: str = LOOPBACK) -> Address:
-    """An address with three ports that are free now."""
-    return Address(host, *free_ports(3, host))
+def free_address() -> Address:
+    """On loopback, with three ports that are free now."""
+    return Address(LOOPBACK, *free_ports(3))
 
 
 def with_internal_ports(address: Address) -> Address:

@@ -15,7 +15,7 @@ from smartspec_sim.acceptance import draw_runs
 from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError
 
 
-def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]:
+def read_record(path: Path, *, accept: float) -> list[SimRequest]:
     """Read a JSONL record, such as `scripts/loadtest --jsonl` writes. Each line is one request:
 
     - scheduled_s: arrival time in seconds, from any origin.
@@ -30,7 +30,7 @@ def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if line.strip():
-                requests.append(_read_line(json.loads(line), number, accept, seed))
+                requests.append(_read_line(json.loads(line), number, accept))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         kind = type(error).__name__
         raise WorkloadError(f"{path.name}: line {number}: {kind}: {error}") from error
@@ -44,9 +44,9 @@ def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]
     return sorted(shifted, key=lambda request: (request.arrival_s, request.sequence))
 
 
-def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) -> SimRequest:
+def _read_line(raw: Mapping[str, Any], number: int, accept: float) -> SimRequest:
     output_len, prob = int(raw["num_output_tokens"]), raw.get("accept_prob")
-    rng = np.random.default_rng([seed, REQUEST_STREAM, number])
+    rng = np.random.default_rng([1, REQUEST_STREAM, number])
     runs = draw_runs(rng, output_len, accept if prob is None else float(prob), 0.0)
     return SimRequest(
         sequence=number,
