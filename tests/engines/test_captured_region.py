@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ragged_reference
 import torch
 from test_model_types import VOCAB_SIZE, make_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner, Shape
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RunnerConfig
+
+pytestmark = pytest.mark.usefixtures("without_triton")
+
 
 META = torch.device("meta")
 
@@ -74,11 +75,6 @@ def make_runner(kind: str, state_layers: tuple[int, ...] = ()) -> GraphRunner:
         )
     merge_products(model)
     return GraphRunner(CausalModel(model.eval(), config), config)
-
-
-@pytest.fixture(autouse=True)
-def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
 
 
 def capture_of(runner: GraphRunner) -> Capture:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ragged_reference
 import torch
 from eagle_checkpoints import EAGLE, OF_TARGET, VOCAB, own, weights, write
 from eagle_driver import PaddedEagleRunner, TreeDriver, driver_of, runner_of
@@ -25,21 +24,17 @@ from smartspec_py.engines.drafts.eagle.openvino import OpenVinoEagleRunner
 from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
 from smartspec_py.engines.drafts.eagle.runner import EagleRunner
 from smartspec_py.engines.proposer import DraftTask
-from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.runner import Runner, RunnerConfig
+
+pytestmark = pytest.mark.usefixtures("without_triton")
 
 
 def with_openvino(config: RunnerConfig) -> Runner:
     from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 
     return load_openvino_runner(config)
-
-
-@pytest.fixture(autouse=True)
-def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
 
 
 def with_graphs(config: RunnerConfig) -> Runner:

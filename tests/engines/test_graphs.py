@@ -30,6 +30,9 @@ from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME, write_plainly
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
+pytestmark = pytest.mark.usefixtures("without_triton")
+
+
 LONG = 600
 """Tokens of a row."""
 
@@ -60,13 +63,6 @@ def make_pair(
 
 def is_captured(runner: GraphRunner) -> bool:
     return runner.about.endswith(" in CUDA graphs")
-
-
-@pytest.fixture(autouse=True)
-def without_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel needs a GPU. `test_ragged_attention` compares it with the reference."""
-    if "gpu" not in request.keywords:
-        monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
 
 
 def ready(kind: str, config: RunnerConfig, noise: float = 0.0) -> Any:

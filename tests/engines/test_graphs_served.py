@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ragged_reference
 
 from smartspec_bench import texts
 from smartspec_py.api.inputs import GenerateParams
@@ -18,11 +17,12 @@ from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load
-from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import PyTorchRunner
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner, Replay, Shape
-from smartspec_py.serving.server import Server
-from smartspec_testing.local import generate
+from smartspec_testing.local import generate, serving
+
+pytestmark = pytest.mark.usefixtures("without_triton")
+
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 CONFIG = LocalEngineConfig(
@@ -36,11 +36,6 @@ CONFIG = LocalEngineConfig(
 LIMITS = LimitsConfig(max_sequences=4, max_context_len=256, max_draft_len=4, prefill_chunk=48)
 
 
-@pytest.fixture(autouse=True)
-def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
-
-
 def asked(policy: str) -> list[GenerateParams]:
     """Two texts of each workload, one greedy and one sampled, more than are served at once."""
     prompts = [texts.prompt(workload, 40 + i) for workload in texts.TINY for i in range(2)]
@@ -51,12 +46,8 @@ def asked(policy: str) -> list[GenerateParams]:
 
 
 def served(engine: Engine, policy: str) -> list[list[int]]:
-    server = Server(engine, ServerConfig(engine=CONFIG, limits=LIMITS))
-    server.start()
-    try:
+    with serving(engine, ServerConfig(engine=CONFIG, limits=LIMITS)) as server:
         sinks = generate(server, asked(policy), 120.0)
-    finally:
-        server.stop()
     assert [sink.error for sink in sinks] == [None] * len(sinks)
     return [sink.tokens for sink in sinks]
 
