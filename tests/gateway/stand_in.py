@@ -8,6 +8,7 @@ import json
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from smartspec_gateway.__main__ import serve
-from smartspec_launch.address import DIRECT, Address, free_address
+from smartspec_launch.address import Address, free_address, responds
 from smartspec_launch.gateway import OpenAi
 
 Handler = Callable[[Any, Any], Iterator[Any]]
@@ -133,6 +134,13 @@ def tensor(value: str, **fields: Any) -> Any:
     return service_pb2.ModelStreamInferResponse(infer_response=answer)
 
 
+def wait_for(url: str) -> None:
+    deadline = time.monotonic() + 30.0
+    while not responds(url):
+        assert time.monotonic() < deadline, f"{url} does not answer"
+        time.sleep(0.02)
+
+
 @contextmanager
 def running_gateway(
     grpc_port: int,
@@ -155,21 +163,9 @@ def running_gateway(
     thread = threading.Thread(target=asyncio.run, args=(serve(address, openai, lifeline, names),))
     thread.start()
     try:
-        _wait_until_it_answers(address.http_port)
+        wait_for(f"http://127.0.0.1:{address.http_port}/v2")
         yield address
     finally:
         os.close(end)
         thread.join(20)
         assert not thread.is_alive()
-
-
-def _wait_until_it_answers(port: int) -> None:
-    for _ in range(500):
-        try:
-            with DIRECT.open(f"http://127.0.0.1:{port}/v2", timeout=5.0):
-                return
-        except OSError as error:
-            if hasattr(error, "code"):
-                return
-            threading.Event().wait(0.02)
-    raise AssertionError("the gateway does not answer")

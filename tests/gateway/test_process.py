@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -31,7 +30,7 @@ from http_client import (
     post,
     status_of,
 )
-from stand_in import Break, Document, StandIn, running_gateway, text
+from stand_in import Break, Document, StandIn, running_gateway, text, wait_for
 
 from smartspec_launch.address import Address, free_address, responds
 from smartspec_launch.gateway import LEAST_FILES, OpenAi, allow_open_files, as_json
@@ -57,12 +56,6 @@ def test_it_ends_with_its_launcher() -> None:
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(WAIT_S) == 0
-
-
-def wait_for(url: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not responds(url) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 @contextmanager
