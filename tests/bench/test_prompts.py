@@ -120,18 +120,6 @@ def test_the_sessions_of_an_agent() -> None:
             assert chat.messages[-2]["tool_calls"]
 
 
-def test_the_recorded_sessions() -> None:
-    """Requests of each kind: a change, a second try after a failed test, a commit, a summary."""
-    for session in texts.sessions("aider"):
-        assert len(set(map(plain, session))) == len(session)
-        for chat in session:
-            first, *_, last = chat.messages
-            assert (first["role"], last["role"]) == ("system", "user")
-    everything = "".join(plain(chat) for session in texts.sessions("aider") for chat in session)
-    for text in ("It printed:", "AssertionError", "# Diffs:", "I asked you"):
-        assert text in everything
-
-
 def test_sessions_take_turns() -> None:
     num = sum(map(len, texts.sessions("agent")))
     found = [prompt.text for prompt in islice(generated("agent"), 2 * num)]

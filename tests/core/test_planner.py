@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan import planner
@@ -34,12 +32,6 @@ def view(
     options = (DraftOption(max_draft_len, probs, draft_prefill_len, has_draft_passes), *others)
     base = SequenceView(sequence, 10, 100, "goodput", options)
     return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def changed(view: SequenceView, **fields: object) -> SequenceView:
-    """With another first option."""
-    first, *others = view.options
-    return replace(view, options=(first._replace(**fields), *others))  # type: ignore[arg-type]
 
 
 def affine_cost(
@@ -97,12 +89,6 @@ def test_drafts_go_to_the_sequence_that_drafts_well() -> None:
     assert chosen.goodput == pytest.approx(5.0951 / 2)
 
 
-def test_a_later_rise_is_found_behind_a_drop() -> None:
-    """T = 1, 2, 1.1 at 0, 1, 2 drafts: E/T = 1, 0.95, 2.464 at a = 0.9."""
-    jagged = CostModel(target=PassTable((1,), (1, 2, 3), ((1.0, 2.0, 1.1),)))
-    assert lengths(plan([view(accept_prob=0.9, max_draft_len=2)], jagged)) == [2]
-
-
 def test_fixed_and_none_rows_beside_a_goodput_row() -> None:
     """A draft pass costs 0.3, the target 1.0. Alone, a = 0.25 is not worth it: 1.25/1.3 < 1/1.
 
@@ -141,30 +127,6 @@ def test_catching_up_is_charged(
     chosen = plan([stale], cost)
     assert lengths(chosen) == [draft_len]
     assert chosen.expected_s == pytest.approx(expected_s)
-
-
-probabilities = st.floats(0.01, 0.99)
-seconds = st.floats(0.01, 10.0)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(probabilities, min_size=1, max_size=5),
-    st.floats(0.0, 0.5),
-    seconds,
-    st.floats(0.0, 1.0),
-    st.floats(0.0, 1.0),
-    st.floats(0.0, 1.0),
-)
-def test_goodput_never_falls_when_acceptance_rises(
-    probs: list[float], rise: float, base_s: float, row_s: float, token_s: float, pass_s: float
-) -> None:
-    """The old plan is still there and brings more; so the best one does."""
-    cost = affine_cost(base_s, row_s, token_s, pass_s)
-    before = plan([view(i, prob) for i, prob in enumerate(probs)], cost)
-    risen = [min(prob + rise, 0.99) if i == 0 else prob for i, prob in enumerate(probs)]
-    after = plan([view(i, prob) for i, prob in enumerate(risen)], cost)
-    assert after.goodput >= before.goodput * (1 - 1e-9)
 
 
 def test_a_lookup_takes_no_draft_passes() -> None:

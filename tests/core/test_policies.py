@@ -127,14 +127,6 @@ def test_a_sequence_without_a_match_gets_none_of_the_one_length() -> None:
     assert plan(ready, cost_by_draft(0.25)).draft_lens == {1: 4, 2: 0}
 
 
-@pytest.mark.parametrize("policy", ["goodput", "goodput_global", "fixed:2", "none"])
-def test_nobody_may_draft(policy: str) -> None:
-    ready = [view(i, 0.9, policy, max_draft_len=0) for i in range(2)]
-    chosen = plan(ready, FLAT_COST)
-    assert chosen.draft_lens == {0: 0, 1: 0}
-    assert chosen.goodput == pytest.approx(2.0)
-
-
 def test_every_policy_in_one_step() -> None:
     """All at a = 0.5, draft passes of 0.1 s. The fixed one takes three passes: they are paid.
 

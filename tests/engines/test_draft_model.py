@@ -95,17 +95,6 @@ def test_drafts_in_flight_are_not_found() -> None:
     assert proposer.num_reusable(SequenceStart(1, others, 16, GREEDY)) == 12
 
 
-def test_a_long_draft_prefill_gives_the_same_drafts() -> None:
-    """A cache that missed 30 tokens proposes what one that read all of them proposes."""
-    tokens = prompts(1, seed=9)[0] + [1, 2, 3] * 11
-    fresh, stale = make_proposer("llama"), make_proposer("llama")
-    stale.propose([DraftTask(SequenceStart(0, tokens[:3], 3, GREEDY), 2)])
-    stale.observe(0, 0)
-    expected = fresh.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)])
-    assert len(expected[0].tokens) == 4
-    assert stale.propose([DraftTask(SequenceStart(0, tokens, 3, GREEDY), 4)]) == expected
-
-
 def test_a_long_draft_prefill_takes_several_steps() -> None:
     """16 tokens in each. The one that lacks 9 drafts at once; the other lacks 44, reads 7 beside
     it, 16 and 16, and drafts after the last 5, what it drafts in one step without a limit."""

@@ -97,11 +97,7 @@ MEMORY = [40 + i for i in range(20)]
     [
         (MEMORY, 0, True, 19),  # the last one must be read, to draw what follows it
         (MEMORY, 5, True, 20),  # of a prompt, only what was read as a prompt
-        ([*MEMORY, 1, 2], 0, True, 20),
         ([*MEMORY[:12], 1, 2], 0, True, 12),
-        (MEMORY[:9], 0, True, 8),
-        (MEMORY[:8], 0, True, 0),  # 7 at most, which is not worth a copy
-        ([*MEMORY[:7], 1, 2, 3], 0, True, 0),
         (MEMORY, 0, False, 0),
     ],
 )

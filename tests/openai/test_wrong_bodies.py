@@ -16,7 +16,6 @@ from smartspec_gateway.openai.apis.chat_schema import ChatRequest
 from smartspec_gateway.openai.apis.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.apis.schema import REFUSED, CompletionRequest
 
-PART = {"type": "text", "text": "x"}
 TEXT = "messages.0.content.0.text"
 
 
@@ -26,7 +25,6 @@ TEXT = "messages.0.content.0.text"
         ({"temperature": 3}, "temperature", "got 3"),
         ({"max_tokens": 0}, "max_tokens", "got 0"),
         ({"max_tokens": 2**40}, "max_tokens", "got 1099511627776"),
-        ({"top_k": 2**40}, "top_k", "got"),
         ({"max_token": 3}, "max_token", "did you mean max_tokens"),
         ({"functions": []}, "functions", "not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
@@ -74,11 +72,6 @@ TEXT = "messages.0.content.0.text"
             "is not supported; leave it out",
         ),
         (
-            {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
-            "structured_outputs.whitespace_pattern",
-            "is not supported; leave it out",
-        ),
-        (
             {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
             "structured_outputs.disable_additional_properties",
             "must be False",
@@ -97,11 +90,6 @@ TEXT = "messages.0.content.0.text"
         ({"tool_choice": allowed("x")}, "tool_choice.allowed_tools.mode", "'auto' or 'required'"),
         ({"tool_choice": allowed("auto")}, "tool_choice", "got 'weather', must be a function of"),
         (
-            {"tools": [TOOL], "tool_choice": allowed("required", CUSTOM)},
-            "tool_choice",
-            "got 'required' without a function of tools",
-        ),
-        (
             {"tools": [TOOL], "tool_choice": allowed("required", {"type": "function"})},
             "tool_choice.allowed_tools.tools.0.function",
             "must be given",
@@ -111,10 +99,8 @@ TEXT = "messages.0.content.0.text"
         ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
         ({"echo": True}, "echo", "echo: only for /v1/completions"),
         ({"policy": "none"}, "policy", "did you mean speculation_policy?"),
-        ({"service_tier": 5}, "service_tier", "got 5"),
         ({"skip_special_tokens": False}, "skip_special_tokens", "True"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT, "must be given"),
-        ({"messages": [{"role": "user", "content": [PART | {"text": 1}]}]}, TEXT, "got 1"),
         ({"messages": [5]}, "messages.0", "messages.0: got 5, must be an object"),
         ({"temperature": float("inf")}, "temperature", "got inf"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "robot"),

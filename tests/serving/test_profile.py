@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
+from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_serving
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
-from smartspec_py.core.cost import CostModel, PassTable, cost_from_json
+from smartspec_py.core.cost import cost_from_json
 from smartspec_py.engines import measure as measuring
 from smartspec_py.engines import profile as module
 from smartspec_py.engines.measure import ProfileShape, measure
@@ -421,27 +421,6 @@ def test_passes_that_include_a_long_one_are_inferred(
     assert max(num for _, num, _ in engine.timed) == 128
 
 
-TABLE = PassTable((1, 3), (1, 2), ((0.1, 1 / 3), (1e-9, 123.456)), 77, 1.0000000000000002e-7)
-
-
-@pytest.mark.parametrize("has_draft", [True, False])
-@pytest.mark.parametrize("has_prompt", [True, False])
-def test_round_trip(tmp_path: Path, has_draft: bool, has_prompt: bool) -> None:
-    """Every bit of every number, and types that compare and hash alike. Files from before prompts
-    were measured have no `prompt`."""
-    cost = CostModel(
-        TABLE,
-        TABLE if has_draft else None,
-        0.1,
-        0.2,
-        1 / 7,
-        prompt=TABLE if has_prompt else None,
-    )
-    store_cost(cost, tmp_path / "cost.json", ["x"])
-    assert load_cost(tmp_path / "cost.json") == cost
-    assert hash(load_cost(tmp_path / "cost.json")) == hash(cost)
-
-
 @pytest.mark.parametrize(
     ("num_steps", "is_timed", "is_kept"),
     [(499, True, False), (500, True, True), (600, False, False)],
@@ -456,10 +435,8 @@ def test_a_server_that_decoded_enough_stores_what_it_learned(
     measured = json.loads(path.read_text())
     cost = COST if is_timed else None
     target = FakeTarget(CAPABILITIES, cost=cost, clock=VirtualClock())
-    server = fake_server(replace(fake_engine(), target=target, profile_path=path))
-    server.start()
-    generate(server, [GenerateParams("Task: qa", 1 + num_steps, policy="none")])
-    server.stop()
+    with fake_serving(replace(fake_engine(), target=target, profile_path=path)) as server:
+        generate(server, [GenerateParams("Task: qa", 1 + num_steps, policy="none")])
     document = json.loads(path.read_text())
     assert ("learned" in document) is is_kept
     assert {key: document[key] for key in measured} == measured
