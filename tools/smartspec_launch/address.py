@@ -99,12 +99,12 @@ def responds(url: str, timeout_s: float = ANSWER_S) -> bool:
         return False
 
 
-def free_ports(num: int, host: str = LOOPBACK) -> list[int]:
-    """Different ports that are free now."""
+def free_ports(num: int) -> list[int]:
+    """Different ports on loopback that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
         for each in sockets:
-            each.bind((host, 0))
+            each.bind((LOOPBACK, 0))
         return [int(each.getsockname()[1]) for each in sockets]
 
 

@@ -1,7 +1,7 @@
 """Drafts the text of `fake_engine`. Each draft is right with a given probability.
 
-It continues from the last known token by the target's rule. At each position, a hash of the seed
-decides whether the draft is the target's token or the one after it (token + 1).
+It continues from the last known token by the target's rule. At each position, a hash decides
+whether the draft is the target's token or the one after it (token + 1).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AcceptProb = Callable[[Sequence[int], int], float]
 class FakeProposer(Proposer):
     """Drafts the fake target's text, right with probability `accept_prob` at each position.
 
-    Whether the draft at a position is right is a hash of seed, text and position. It does not
+    Whether the draft at a position is right is a hash of text and position. It does not
     depend on the draft length, the load or the sequence's number.
 
     What it must read first is as with a draft model's cache. To propose after n known tokens reads
@@ -45,7 +45,6 @@ class FakeProposer(Proposer):
         *,
         vocab_size: int = FAKE_CAPABILITIES.vocab_size,
         max_draft_len: int = FAKE_CAPABILITIES.max_draft_len,
-        seed: int = 1,
         cost: CostModel | None = None,
         clock: Clock | None = None,
         bytes_per_token: int = 0,
@@ -53,7 +52,6 @@ class FakeProposer(Proposer):
         self._accept_prob = accept_prob
         self._vocab_size = vocab_size
         self.capabilities = ProposerCapabilities(max_draft_len, bytes_per_token=bytes_per_token)
-        self._seed = seed
         self._cost = cost
         self._clock = clock or RealClock()
         self._num_read: dict[SequenceId, int] = {}
@@ -101,7 +99,7 @@ class FakeProposer(Proposer):
         prob = self._accept_prob
         if callable(prob):
             prob = prob(tokens, position)
-        return 0 if _uniform(self._seed, key, position) < prob else 1
+        return 0 if _uniform(key, position) < prob else 1
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         """Raises KeyError if nothing was proposed."""
@@ -122,7 +120,7 @@ class FakeProposer(Proposer):
         return self._cost.draft.pass_s(batch_size, batch_size * tokens_per_row, context_len)
 
 
-def _uniform(seed: int, key: int, position: int) -> float:
-    """A number in [0, 1) that depends on the three arguments only."""
-    digest = hashlib.blake2b(struct.pack("<qqq", seed, key, position), digest_size=8).digest()
+def _uniform(key: int, position: int) -> float:
+    """A number in [0, 1) that depends on both arguments only."""
+    digest = hashlib.blake2b(struct.pack("<qqq", 1, key, position), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
