@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from heads_served import MODEL, TINY, config_of
+
 from smartspec_bench import texts
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, Verification
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate, serving
 
-PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
-VOCABULARY = json.loads((PAIR / "target" / "tokenizer.json").read_text())["model"]["vocab"]
+VOCABULARY = json.loads((MODEL / "tokenizer.json").read_text())["model"]["vocab"]
 ENDS = (0, 5, VOCABULARY["Ġthe"])
 """The last is the token that texts meet first."""
 
@@ -35,14 +35,12 @@ def texts_of(server: Server, **fields: Any) -> list[LocalSink]:
 def test_a_text_ends_at_the_first_of_them(tmp_path: Path) -> None:
     """With each policy; texts by rejection depend on what was drafted. None is drawn before
     min_tokens."""
-    for path in (PAIR / "target").iterdir():
+    for path in (MODEL).iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
-    engine = {"kind": "local", "model": str(tmp_path), "draft": str(PAIR / "draft")}
-    limits = {"max_sequences": 4, "max_draft_len": 4, "max_context_len": 256, "profile_s": 0.0}
-    document = {"engine": {**engine, "num_threads": 1, "device": "cpu"}, "limits": limits}
-    config = ServerConfig.model_validate(document)
+    engine = {"model": str(tmp_path), "draft": str(TINY / "draft"), "dtype": "auto"}
+    config = config_of({"max_draft_len": 4}, device="cpu", **engine)
     policies = ("none", "fixed:4", "goodput")
     with serving(build_engine(config, tmp_path), config) as server:
         whole = texts_of(server, policy="none", end_id=-1)

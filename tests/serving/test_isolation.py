@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heads_served import MODEL, TINY, config_of, serving
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
@@ -33,12 +34,11 @@ from smartspec_py.serving.server import Server
 from smartspec_py.serving.source import Source
 from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.text import TextStream
-from smartspec_testing.local import LocalSink, generate, serving
+from smartspec_testing.local import LocalSink, generate
 
 pytestmark = pytest.mark.slow
 
-PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
-FAKE = {"kind": "fake", "tokenizer": str(PAIR / "target")}
+FAKE = {"kind": "fake", "tokenizer": str(MODEL)}
 SEED = 666
 """Of the request whose work fails."""
 
@@ -124,20 +124,8 @@ SHARED_CALLS: list[tuple[Any, str]] = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    config = ServerConfig.model_validate(
-        {
-            "engine": {
-                "kind": "local",
-                "model": str(PAIR / "target"),
-                "draft": str(PAIR / "draft"),
-                "num_threads": 1,
-                "device": "cpu",
-                "dtype": "float32",
-            },
-            "limits": {"max_sequences": 4, "max_context_len": 128, "profile_s": 0.0},
-        }
-    )
-    with serving(replace(build_engine(config, PAIR), cost=COST), config) as found:
+    config = config_of({"max_context_len": 128}, draft=str(TINY / "draft"), device="cpu")
+    with serving(config, cost=COST) as found:
         yield found
 
 
@@ -278,7 +266,7 @@ def test_a_fault_in_the_pass_ends_all_at_once(
     config = ServerConfig.model_validate(
         {"engine": FAKE, "limits": {"max_sequences": 4, "max_context_len": 128}}
     )
-    server = Server(build_engine(config, PAIR), config)
+    server = Server(build_engine(config, Path.cwd()), config)
 
     def fails(*_: Any) -> None:
         raise kind("a fault")
