@@ -69,12 +69,6 @@ def test_a_table_that_is_none_is_refused(
         PassTable(rows, tokens_per_row, seconds)
 
 
-def test_draft_passes_are_one_token_a_row() -> None:
-    """Rows 1, 2, 4 of TABLE at one token each: 1.0, 2.0, 4.0; a pass of no rows is free."""
-    cost = CostModel(target=TABLE, draft=TABLE)
-    assert [cost.draft_s(rows) for rows in (0, 1, 2, 4)] == pytest.approx([0.0, 1.0, 2.0, 4.0])
-
-
 @pytest.mark.parametrize(
     ("changes", "seconds"),
     [
@@ -107,7 +101,8 @@ def test_one_token_a_row_is_the_pass_with_that_many_tokens() -> None:
 
 
 def test_a_factor_on_draft_passes_shares_the_measured_table() -> None:
-    """Rows 1, 2, 4 take 1.0, 2.0, 4.0; half as much with a factor of 0.5."""
+    """At one token each, rows 1, 2, 4 take 1.0, 2.0, 4.0; half as much with a factor of 0.5. A pass
+    of no rows is free."""
     profile = CostModel(target=TABLE, draft=TABLE)
     cost = replace(profile, draft_factor=0.5)
     assert [cost.draft_s(rows) for rows in (0, 1, 2, 4)] == pytest.approx([0.0, 0.5, 1.0, 2.0])
