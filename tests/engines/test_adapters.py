@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ragged_reference
 import torch
 from adapter_files import merged, random_adapter, random_adapters, shapes_of, write_adapter
 from local_models import OPENVINO, VOCAB_SIZE, make_model, make_runner
@@ -15,7 +14,6 @@ from local_models import OPENVINO, VOCAB_SIZE, make_model, make_runner
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE, WEIGHTS_FILE
 from smartspec_py.engines.checkpoints.adapters import Adapters, linear_layers, load_adapter
 from smartspec_py.engines.checkpoints.checks import ModelError
-from smartspec_py.engines.runtimes.pytorch import graphs
 from smartspec_py.engines.runtimes.pytorch.causal import CausalModel
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.graphs import GraphRunner
@@ -182,9 +180,9 @@ def test_an_adapter_that_overflows_harms_no_other(with_openvino: bool) -> None:
     assert [bool(row.isfinite().all()) for row in logits] == [True, False, True]
 
 
-def test_padded_passes_have_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_triton")
+def test_padded_passes_have_adapters() -> None:
     """Of CUDA graphs, here as a dry run. Products with the same input are merged there."""
-    monkeypatch.setattr(graphs, "kernels", ragged_reference.kernels)
     model = make_model("llama")
     adapters = random_adapters(shapes_of(model), (8, 3))
     merge_products(model)

@@ -381,28 +381,21 @@ def test_only_allowed_tools_are_called(prompts: Prompts, mode: str) -> None:
     assert [item["type"] for item in found["output"]] == ["message"], "a call of another is text"
 
 
-def test_tool_choice_and_format_have_the_form_of_chats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are checked there."""
-    bodies: list[Any] = []
-    monkeypatch.setattr(
-        "smartspec_gateway.openai.apis.responses.validated", lambda _, body: bodies.append(body)
-    )
-    schema = {"name": "x", "schema": {"type": "object"}, "strict": True}
-    for changed in (
-        {"tool_choice": {"type": "function", "name": "weather"}},
-        {"tool_choice": "required"},
-        {"text": {"format": {"type": "json_schema", **schema}}},
-        {"text": {"format": {"type": "json_object"}}},
-        {"text": {"format": {"type": "text"}}},
-    ):
-        chat_of(ResponsesRequest.model_validate({"input": "a", **changed}))
-    named = {"type": "function", "function": {"name": "weather"}}
-    assert [body["tool_choice"] for body in bodies[:2]] == [named, "required"]
-    assert [body.get("response_format") for body in bodies[2:]] == [
-        {"type": "json_schema", "json_schema": schema},
-        {"type": "json_object"},
-        None,
-    ]
+@pytest.mark.parametrize(
+    ("changed", "guide"),
+    [
+        ({"tools": [TOOL, TOOL | {"name": "time"}], "tool_choice": NAMED}, '"weather'),
+        ({"text": {"format": {"type": "json_object"}}}, '{"type": "object"}'),
+        ({"text": {"format": {"type": "text"}}}, ""),
+    ],
+)
+def test_a_named_tool_and_formats_of_texts(changed: dict[str, Any], guide: str) -> None:
+    model = Echo()
+    http(model).post(URL, json={"input": "Rome?", **changed})
+    found = model.asked[0].get("guided_decoding_guide", "")
+    assert guide in found
+    assert "time" not in found
+    assert bool(guide) == bool(found)
 
 
 def test_each_field_of_the_openai_package_has_its_place() -> None:

@@ -3,18 +3,14 @@ without."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from adapter_files import merged, random_adapter, random_adapters, write_adapter
-from heads_served import MODEL, TINY, config_of, served, serving
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from adapter_files import random_adapter, random_adapters, write_adapter
+from heads_served import MODEL, TINY, config_of, serving
 
 from smartspec_bench import texts
 from smartspec_bench.exactness import force_drafting, reference
@@ -96,29 +92,6 @@ POLICIES = ("none", "fixed:3", "goodput")
 
 def asked_for(asked: Sequence[GenerateParams], policy: str) -> list[GenerateParams]:
     return [replace(one, policy=policy) for one in asked]
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_texts_are_those_of_the_merged_model(tmp_path: Path, runtime: str) -> None:
-    """In float32. The log-probabilities differ by rounding; without an adapter, they are those of a
-    server without adapters."""
-    given, asked = adapters(), requests(["b"], return_log_probs=True)
-    without = [replace(one, adapter=None) for one in asked]
-    sinks, _ = served(config_of(lora=folders(tmp_path), runtime=runtime), [*asked, *without])
-    found, found_plain = sinks[: len(asked)], sinks[len(asked) :]
-    folder = shutil.copytree(MODEL, tmp_path / "merged")
-    weights = load_file(MODEL / "model.safetensors")
-    model = merged(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), given, "b")
-    changed = {name: weight for name, weight in model.state_dict().items() if name in weights}
-    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
-    expected, _ = served(config_of(model=str(folder), runtime=runtime), without)
-    assert tokens_of(found) == tokens_of(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-3)
-    plain, _ = served(config_of(runtime=runtime), without)
-    assert tokens_of(plain) != tokens_of(expected)
-    if runtime == "openvino":  # PyTorch's bits depend on the batch
-        assert [sink.log_probs for sink in found_plain] == [sink.log_probs for sink in plain]
 
 
 def test_the_check_compares_with_the_merged_model(tmp_path: Path) -> None:
