@@ -1,9 +1,8 @@
-"""Medusa heads served: the shipped target with its heads, and the hidden states that they read."""
+"""Medusa heads served: the shipped target with its heads."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from heads_served import MODEL, REQUESTS, TINY, config_of, served, serving
-from transformers import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
@@ -74,31 +72,6 @@ def test_goodput_chooses_trees_if_tokens_cost_nothing() -> None:
     """They accept more per step than chains of as many guesses as there are heads."""
     chains, trees = accepted_per_step(answers("fixed:4")), accepted_per_step(answers("goodput"))
     assert trees > 1.1 * chains, (trees, chains)
-
-
-def test_hidden_states_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared with Transformers, which reads the finished text at once: the state at position p
-    drew the token at p + 1."""
-    heard = defaultdict[int, list[tuple[int, torch.Tensor]]](list)
-    observe: Callable[..., None] = MedusaProposer.observe
-
-    def record(self: MedusaProposer, sequence: int, num_accepted: int, hidden: Any = None) -> None:
-        observe(self, sequence, num_accepted, hidden)
-        heard[sequence].append((num_accepted, hidden))
-
-    monkeypatch.setattr(MedusaProposer, "observe", record)
-    sinks, _ = served(with_heads(), asked("fixed:3"), cost=COST)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    for sequence, (params, sink) in enumerate(zip(REQUESTS, sinks, strict=True), start=1):
-        prompt = TOKENIZER.encode(params.text).ids
-        with torch.inference_mode():
-            out = model(torch.tensor([prompt + sink.drawn]), output_hidden_states=True)
-        expected = out.hidden_states[-1][0, len(prompt) - 1 : -1]
-        found = torch.cat([hidden for _, hidden in heard[sequence]])
-        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
-        reported = [(accepted, len(hidden)) for accepted, hidden in heard[sequence]]
-        assert reported[0] == (0, 1), "the first token is reported alone"
-        assert all(num_tokens == accepted + 1 for accepted, num_tokens in reported)
 
 
 def test_limits_of_drafts() -> None:

@@ -143,15 +143,6 @@ def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
     assert set(threading.enumerate()) == threads
 
 
-def test_a_stop_word_ends_the_text_and_is_no_part_of_it() -> None:
-    whole = expected_text("hello", 20)
-    params = GenerateParams("hello", 20, stop_words=(whole[8:11],))
-    with fake_serving(fake_engine()) as server:
-        (sink,) = generate(server, [params], WAIT_S)
-    assert sink.text == whole[: whole.index(whole[8:11])]
-    assert sink.finish_reason is FinishReason.STOP
-
-
 @pytest.mark.parametrize("max_sequences", [1, 2])
 def test_a_client_that_leaves_is_cancelled_alone(max_sequences: int) -> None:
     """Whether it waits for a row or is served."""
