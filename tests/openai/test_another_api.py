@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from smartspec_gateway.openai.apis import routes
 from smartspec_gateway.openai.apis.chat_schema import ChatRequest
-from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.choices import Choice, Prepared, text_of
 from smartspec_gateway.openai.apis.requests import Requests
 from smartspec_gateway.openai.apis.route import Route
 from smartspec_gateway.openai.apis.schema import OPEN, OpenBody, Sampling
@@ -42,8 +42,8 @@ class PlainWriter(Writer):
         super().__init__(found, [Choice.of(found.wanted)], count)
 
     def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]:
-        _, text, _ = self._add(number, piece).take()
-        yield {"type": "line", "text": text}
+        _, parts = self._add(number, piece).take()
+        yield {"type": "line", "text": text_of(parts)}
 
     async def _last_events(self) -> list[Event]:
         return [{"type": "end"}]

@@ -85,10 +85,9 @@ def follows(kind: str, lark: str, text: str) -> bool:
 
 
 def calls_of(parser: ToolParser | ForcedCallParser, text: str) -> list[tuple[str, Any]]:
-    found = parser.feed(text)
-    found.add(parser.finish())
     calls: list[tuple[str, str]] = []
-    for call in found.calls:
+    for call in parser.feed(text) + parser.finish():
+        assert isinstance(call, dict)
         if "id" in call:
             calls.append((call["function"]["name"], ""))
         name, arguments = calls.pop()

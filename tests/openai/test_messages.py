@@ -143,6 +143,20 @@ def test_tools_and_thinking(prompts: Prompts) -> None:
     assert kinds(one.content) == ["thinking", "text", "tool_use"]
 
 
+@pytest.mark.parametrize(
+    "parts", [(f"I look.{CALL}Then{CALL}Done.",), ("I", f" look.{CALL}T", "hen", CALL, "Done.")]
+)
+def test_text_after_a_call_stays_behind_it(parts: Sequence[str]) -> None:
+    """Also if both come in one piece, as they do in an answer that is not streamed."""
+    client, asked = sdk(text_with(*parts)), ASKED | {"tools": [TOOL]}
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for found in (client.messages.create(**asked), streamed):
+        assert kinds(found.content) == ["text", "tool_use", "text", "tool_use", "text"]
+        assert [block.text for block in found.content[::2]] == ["I look.", "Then", "Done."]
+        assert found.stop_reason == "tool_use"
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 @pytest.mark.parametrize(
     ("num_parts", "reason", "stop_reason", "arguments"),

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from smartspec_gateway.openai.apis.choices import text_of
 from smartspec_gateway.openai.formats.calls import Tools
-from smartspec_gateway.openai.formats.tools import END, Found, ToolParser
+from smartspec_gateway.openai.formats.tools import END, Part, ToolParser
 
 TOOLS: Tools = {
     "weather": {},
@@ -186,11 +187,12 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-def check(found: Found, content: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
-    functions = [call["function"] for call in found.calls]
-    assert found.content == content
+def check(found: list[Part], content: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    called = [part for part in found if not isinstance(part, str)]
+    functions = [call["function"] for call in called]
+    assert text_of(found) == content
     assert [(one["name"], json.loads(one["arguments"])) for one in functions] == calls
-    assert len({call["id"] for call in found.calls}) == len(calls)
+    assert len({call["id"] for call in called}) == len(calls)
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), CASES, ids=lambda item: str(item)[:30])
@@ -201,27 +203,27 @@ def test_calls_for_any_parts(
     num_tries = 200 if len(text) < 1000 else 3
     for number in range(num_tries):
         size = 1 if number == 0 else source.randint(1, 40)
-        parser, found, left = ToolParser(TOOLS), Found(), text
+        parser, found, left = ToolParser(TOOLS), list[Part](), text
         while left:
             num = min(len(left), size if number == 0 else source.randint(1, size))
-            found.add(parser.feed(left[:num]))
+            found += parser.feed(left[:num])
             left = left[num:]
-        found.add(parser.finish())
+        found += parser.finish()
         check(found, content, calls)
 
 
 def test_content_is_not_held_back_for_long() -> None:
     parser = ToolParser(TOOLS)
-    assert parser.feed("The answer").content == "The answer"
-    assert parser.feed(" is <").content == " is "
-    assert parser.feed("b>.").content == "<b>."
+    assert parser.feed("The answer") == ["The answer"]
+    assert parser.feed(" is <") == [" is "]
+    assert parser.feed("b>.") == ["<b>."]
 
 
 def test_content_after_much_space_is_not_held_back() -> None:
     parser, spaces = ToolParser(TOOLS), "\n" * 1000
-    assert parser.feed(spaces).content == ""
-    assert parser.feed("The answer").content == f"{spaces}The answer"
-    assert parser.feed(" is").content == " is"
+    assert parser.feed(spaces) == []
+    assert parser.feed("The answer") == [f"{spaces}The answer"]
+    assert parser.feed(" is") == [" is"]
 
 
 def test_much_space_at_the_beginning_takes_little_time() -> None:
@@ -229,8 +231,7 @@ def test_much_space_at_the_beginning_takes_little_time() -> None:
     spaces, start = " " * 200_000, time.monotonic()
     for text, num_calls in ((f"{spaces}Yes.", 0), (f"{spaces}[TOOL_CALLS]{spaces}time{{}}", 1)):
         parser = ToolParser(TOOLS)
-        found = parser.feed(text)
-        found.add(parser.finish())
-        assert len(found.calls) == num_calls
-        assert num_calls or found.content == text
+        found = parser.feed(text) + parser.finish()
+        assert len(found) == 1
+        assert isinstance(found[0], dict) if num_calls else found == [text]
     assert time.monotonic() - start < 5

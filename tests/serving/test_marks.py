@@ -13,6 +13,7 @@ from heads_served import MODEL, config_of, serving
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
+from smartspec_gateway.openai.apis.choices import text_of
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ToolParser
@@ -56,13 +57,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def check_call(text: str) -> None:
     """It is one call that fits SCHEMA, and no other text."""
     parser = ToolParser({"find": {"where": ("string",), "number": ("integer",)}})
-    found = parser.feed(text)
-    found.add(parser.finish())
-    [call] = found.calls
+    found = parser.feed(text) + parser.finish()
+    [call] = [part for part in found if not isinstance(part, str)]
     arguments = json.loads(call["function"]["arguments"])
     assert arguments["where"] in PLACE["enum"]
     assert 0 <= arguments["number"] <= 99
-    assert not found.content.strip()
+    assert not text_of(found).strip()
 
 
 @pytest.mark.parametrize(

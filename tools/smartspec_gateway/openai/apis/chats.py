@@ -7,7 +7,7 @@ from typing import Any
 
 from smartspec_gateway.openai.apis.answers import ChoicesWriter
 from smartspec_gateway.openai.apis.chat_schema import ChatRequest
-from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.choices import Choice, Prepared, text_of
 from smartspec_gateway.openai.apis.requests import Requests
 from smartspec_gateway.openai.apis.route import Route
 from smartspec_gateway.openai.errors import ApiError
@@ -31,9 +31,11 @@ class ChatWriter(ChoicesWriter):
         return Choice.of(found.wanted, found.is_in_reasoning, log_probs=logs)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        reasoning, text, parts = choice.take()
-        calls: list[dict[str, Any]] = []
+        reasoning, parts = choice.take()
+        text, calls = text_of(parts), list[dict[str, Any]]()
         for part in parts:
+            if isinstance(part, str):
+                continue
             del part["index"]
             if "id" in part:
                 calls.append(part)
@@ -50,10 +52,11 @@ class ChatWriter(ChoicesWriter):
     def _chunks(self, choice: Choice) -> list[dict[str, Any]]:
         """With log-probabilities or counts, each piece has a chunk."""
         is_first, choice.has_begun = not choice.has_begun, True
-        reasoning, text, parts = choice.take()
+        reasoning, parts = choice.take()
         chunks = [_chunk({"reasoning_content": reasoning})] if reasoning else []
-        chunks += [_chunk({"content": text})] if text else []
-        chunks += [_chunk({"tool_calls": [part]}) for part in parts]
+        for part in parts:
+            is_text = isinstance(part, str)
+            chunks.append(_chunk({"content": part} if is_text else {"tool_calls": [part]}))
         if choice.finish_reason:
             chunks.append(_chunk({}, choice.finish_reason))
         logs = choice.log_probs and choice.log_probs.take()
@@ -64,7 +67,8 @@ class ChatWriter(ChoicesWriter):
             chunks[0]["logprobs"] = logs
         if is_first:
             # A text that is held back can become a call.
-            content = None if parts or (self._asked.tools and not text) else ""
+            begins_with_text = bool(parts) and isinstance(parts[0], str)
+            content = "" if begins_with_text or not self._asked.tools else None
             role = {"role": "assistant", "content": content, "refusal": None}
             chunks.insert(0, _chunk(role))
         return chunks

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from smartspec_gateway.openai.apis.schema import Generation
 from smartspec_gateway.openai.formats.call_grammar import CallFormat
 from smartspec_gateway.openai.formats.calls import Tools
 from smartspec_gateway.openai.formats.reasoning import ReasoningParser
-from smartspec_gateway.openai.formats.tools import ForcedCallParser, Found, ToolParser
+from smartspec_gateway.openai.formats.tools import ForcedCallParser, Part, ToolParser
 from smartspec_gateway.openai.logprobs import LogProbs
 from smartspec_gateway.openai.model import Fields, Piece
 
@@ -91,9 +90,8 @@ class Choice:
     reasoning: str = ""
     """All of it."""
 
-    new_text: str = ""
     new_reasoning: str = ""
-    new_calls: list[dict[str, Any]] = field(default_factory=list)
+    new_parts: list[Part] = field(default_factory=list)
     num_calls: int = 0
     has_begun: bool = False
 
@@ -132,34 +130,47 @@ class Choice:
             reasoning, text = self.reasoning_parser.feed(text, bool(piece.finish_reason))
             self.new_reasoning += reasoning
             self.reasoning += reasoning
-        found = Found(text) if self.parser is None else self.parser.feed(text)
+        found = [text] if self.parser is None else self.parser.feed(text)
         if piece.finish_reason:
             if self.parser is not None:
-                found.add(self.parser.finish())
+                found += self.parser.finish()
             self.finish_reason = FINISH_REASONS[piece.finish_reason]
-        self.new_text += found.content
-        self.new_calls += found.calls[: self.max_calls - self.num_calls - len(self.new_calls)]
+        for part in found:
+            self._add_part(part)
         if piece.log_probs is not None and self.log_probs is not None:
             self.log_probs.add(piece.log_probs.get("prompt", []))
             self.log_probs.add(piece.log_probs.get("output", []))
-        if (
-            self.finish_reason == "stop"
-            and not self.has_open_call
-            and (self.num_calls + len(self.new_calls))
-        ):
+        if self.finish_reason == "stop" and not self.has_open_call and self.num_calls:
             self.finish_reason = "tool_calls"
 
-    def take(self) -> tuple[str, str, list[dict[str, Any]]]:
-        """The reasoning, the text and the parts of calls that are new. Each call begins with a part
-        that has its id, its name and no arguments. All parts have the number of their call."""
-        reasoning, text, calls = self.new_reasoning, self.new_text, self.new_calls
-        self.new_reasoning, self.new_text, self.new_calls = "", "", []
-        return reasoning, text, list(chain.from_iterable(map(self._parts, calls)))
+    def take(self) -> tuple[str, list[Part]]:
+        """The reasoning that is new, and the texts and the parts of calls after it, in their order.
+        Each call begins with a part that has its id, its name and no arguments. All parts of calls
+        have the number of their call."""
+        reasoning, parts = self.new_reasoning, self.new_parts
+        self.new_reasoning, self.new_parts = "", []
+        return reasoning, parts
 
-    def _parts(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        function = call["function"]
-        if "id" in call:
+    def _add_part(self, part: Part) -> None:
+        if isinstance(part, str):
+            before = self.new_parts[-1] if self.new_parts else None
+            if isinstance(before, str):
+                self.new_parts[-1] = before + part
+            elif part:
+                self.new_parts.append(part)
+            return
+        function = part["function"]
+        if "id" in part:
+            if self.num_calls == self.max_calls:
+                return
             self.num_calls += 1
-            yield {"index": self.num_calls - 1, **call, "function": {**function, "arguments": ""}}
+            begin = {**part, "function": {**function, "arguments": ""}}
+            self.new_parts.append({"index": self.num_calls - 1, **begin})
         if text := function["arguments"]:
-            yield {"index": self.num_calls - 1, "function": {"arguments": text}}
+            more = {"index": self.num_calls - 1, "function": {"arguments": text}}
+            self.new_parts.append(more)
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """All that is no call."""
+    return "".join(part for part in parts if isinstance(part, str))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from smartspec_gateway.openai.apis.answers import ChoicesWriter
-from smartspec_gateway.openai.apis.choices import Choice, Prepared
+from smartspec_gateway.openai.apis.choices import Choice, Prepared, text_of
 from smartspec_gateway.openai.apis.requests import Requests
 from smartspec_gateway.openai.apis.route import Route
 from smartspec_gateway.openai.apis.schema import CompletionRequest
@@ -55,10 +55,10 @@ class CompletionWriter(ChoicesWriter):
         return super()._add(number, piece)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        _, text, _ = choice.take()
+        _, parts = choice.take()
         echo, choice.echo = choice.echo, ""
         return {
-            "text": echo + text,
+            "text": echo + text_of(parts),
             "logprobs": choice.log_probs and choice.log_probs.take(),
             "finish_reason": choice.finish_reason,
         }

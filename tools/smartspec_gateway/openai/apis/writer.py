@@ -190,15 +190,17 @@ class ItemWriter(Writer):
 
     def _of_piece(self, number: int, piece: Piece) -> Iterator[Event]:
         choice = self._add(number, piece)
-        reasoning, text, calls = choice.take()
+        reasoning, parts = choice.take()
         if reasoning:
             yield from self._extend("reasoning", reasoning)
-        is_empty = choice.finish_reason and not (self._items or self._open or calls)
-        if text or (is_empty and self.has_empty_text):
-            yield from self._extend("text", text)
-        for call in calls:
-            yield from self._extend("call", call["function"]["arguments"], call)
+        for part in parts:
+            if isinstance(part, str):
+                yield from self._extend("text", part)
+            else:
+                yield from self._extend("call", part["function"]["arguments"], part)
         if choice.finish_reason:
+            if self.has_empty_text and not (self._items or self._open):
+                yield from self._extend("text", "")
             is_call = self._open is not None and self._open.kind == "call"
             is_cut = choice.has_open_call if is_call else choice.finish_reason == "length"
             yield from self._close(is_cut)

@@ -17,7 +17,6 @@ nothing is lost. A call ends where its JSON ends: a text in its arguments may co
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -51,21 +50,13 @@ FUNCTION_NAME = re.compile(r"<function=([^>\n]{1,128})>")
 NO_PARAMETERS = re.compile(rf"\s*{FUNCTION_END}")
 
 
-@dataclass
-class Found:
-    """content: text outside of calls. calls: in OpenAI's format, without index. One without `id`
-    continues the arguments of the call before it."""
-
-    content: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, other: Found) -> None:
-        self.content += other.content
-        self.calls += other.calls
+Part = str | dict[str, Any]
+"""A text outside of calls, or a call in OpenAI's format, without index. A call without `id`
+continues the arguments of the call before it."""
 
 
 class ToolParser:
-    """Splits one text into content and calls of the given tools."""
+    """Splits one text into content and calls of the given tools, in their order."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -89,23 +80,23 @@ class ToolParser:
         self._num_scanned = 0
         """Characters of `_left` that are known not to end a function."""
 
-    def feed(self, text: str) -> Found:
+    def feed(self, text: str) -> list[Part]:
         """What is certain after this part of the text."""
         self._left += text
         return self._take(is_end=False)
 
-    def finish(self) -> Found:
+    def finish(self) -> list[Part]:
         """The rest."""
         return self._take(is_end=True)
 
-    def _take(self, is_end: bool) -> Found:
-        found = Found()
-        while (part := self._next(is_end)) is not None:
-            found.add(part)
+    def _take(self, is_end: bool) -> list[Part]:
+        found: list[Part] = []
+        while (parts := self._next(is_end)) is not None:
+            found += parts
         return found
 
-    def _next(self, is_end: bool) -> Found | None:
-        """The next call or content. None if it is not known yet, or at the end."""
+    def _next(self, is_end: bool) -> list[Part] | None:
+        """The next calls or content. None if it is not known yet, or at the end."""
         if self._closing:
             start = len(self._left) - len(self._left.lstrip(SPACE))
             if self._closing == END and self._left.startswith("{", start):
@@ -148,7 +139,7 @@ class ToolParser:
         self._closing = ""
         return True
 
-    def _tagged(self, is_end: bool) -> Found | None:
+    def _tagged(self, is_end: bool) -> list[Part] | None:
         """What follows BEGIN."""
         start = len(self._left) - len(self._left[len(BEGIN) :].lstrip(SPACE))
         rest = self._left[start:]
@@ -167,7 +158,7 @@ class ToolParser:
         is_end: bool,
         is_marked: bool = False,
         name: str | None = None,
-    ) -> Found | None:
+    ) -> list[Part] | None:
         """The object or list at `start`; None while it is not complete. closing: what may follow a
         call. is_marked: whether it is known to be calls. name: of the function whose arguments it
         is."""
@@ -186,7 +177,7 @@ class ToolParser:
             calls = json_calls(text, self._tools, is_marked or closing == END)
         return self._called(calls, start + size, closing)
 
-    def _function(self, start: int, is_end: bool) -> Found | None:
+    def _function(self, start: int, is_end: bool) -> list[Part] | None:
         """The function at `start`, as Qwen3-Coder writes it; None while it is not complete."""
         header = FUNCTION_NAME.match(self._left, start)
         if header is None or header[1] not in self._tools:
@@ -217,21 +208,21 @@ class ToolParser:
         self._num_scanned = max(0, len(self._left) - len(FUNCTION_END))
         return None
 
-    def _called(self, calls: list[dict[str, Any]], end: int, closing: str) -> Found:
+    def _called(self, calls: list[dict[str, Any]], end: int, closing: str) -> list[Part]:
         """The text up to `end`, which is these calls, or content."""
         if not calls:
             return self._content(end)
         self._left = self._left[end:]
         self._closing, self._skipped = closing, f"{SPACE};"
-        return Found(calls=calls)
+        return [*calls]
 
-    def _content(self, size: int) -> Found:
+    def _content(self, size: int) -> list[Part]:
         content, self._left = self._left[:size], self._left[size:]
         self._is_begin &= not content.strip(SPACE)
         self._closing = self._skipped = ""
-        return Found(content)
+        return [content]
 
-    def _other(self, is_end: bool) -> Found | None:
+    def _other(self, is_end: bool) -> list[Part] | None:
         """Content up to where a call may begin. None if it is not known yet."""
         begins = [self._left.find(mark) for mark in (BEGIN, FUNCTION)]
         fence = FENCED.search(self._left)
@@ -257,19 +248,19 @@ class ForcedCallParser:
         self._left = ""
         self._object: ObjectEnd | None = None
 
-    def feed(self, text: str) -> Found:
+    def feed(self, text: str) -> list[Part]:
         self._left += text
-        found = Found()
+        found: list[Part] = []
         while self._left:
             if self._object is None:
                 header = HEADER.search(self._left)
                 if header is None or header.end() == len(self._left):
                     break
-                found.calls.append(new_call(header[1], ""))
+                found.append(new_call(header[1], ""))
                 self._left, self._object = self._left[header.end() :], ObjectEnd()
             size = self._object.read(self._left)
             arguments = self._left if size is None else self._left[:size]
-            found.calls.append({"function": {"arguments": arguments}})
+            found.append({"function": {"arguments": arguments}})
             self._left = self._left[len(arguments) :]
             self._object.num_read = 0
             if size is not None:
@@ -281,9 +272,9 @@ class ForcedCallParser:
         """Whether the text so far ends inside of arguments."""
         return self._object is not None
 
-    def finish(self) -> Found:
+    def finish(self) -> list[Part]:
         """Nothing: what is left is not a part of arguments."""
-        return Found()
+        return []
 
 
 def overlap(text: str, word: str) -> int:
