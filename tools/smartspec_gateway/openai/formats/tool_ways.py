@@ -3,13 +3,15 @@
 Templates differ in what they read, and leave out the rest without a word: that of Phi-4-mini takes
 tools from the system message, those of DeepSeek-R1 show a call only beside an empty content, and
 many know no tools. So each template is tried once with a probe, and the first way is used whose
-names and values are in the prompt.
+names and values are in the prompt. A way that also shows the text beside a call goes first: those
+of Llama 3 show only the call of such a message.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.errors import ApiError
@@ -43,16 +45,22 @@ PROBE_TOOL = {
     },
 }
 PROBE_CALL = {"name": "probe_call", "arguments": {"probe_key": "probe_value"}}
-PROBE: Messages = (
-    {"role": "user", "content": "probe"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "probe0000", "type": "function", "function": PROBE_CALL}],
-    },
-    {"role": "tool", "tool_call_id": "probe0000", "name": "probe_call", "content": "probe_result"},
-)
-DEVELOPER = {"role": "developer", "content": "probe_text"}
+PROBE_TEXT = "probe_text"
+USER = {"role": "user", "content": "probe"}
+CALLING = {
+    "role": "assistant",
+    "tool_calls": [{"id": "probe0000", "type": "function", "function": PROBE_CALL}],
+}
+RESULT = {
+    "role": "tool",
+    "tool_call_id": "probe0000",
+    "name": "probe_call",
+    "content": "probe_result",
+}
+ANSWER = {"role": "assistant", "content": "probe"}
+"""After it, templates whose roles must alternate refuse a message of its own for the text."""
+
+DEVELOPER = {"role": "developer", "content": PROBE_TEXT}
 SHOWN = ("probe_call", "probe_value", "probe_result")
 
 
@@ -78,18 +86,20 @@ def ways_of(template: str, render: Render) -> Ways:
         (
             way
             for way in (as_given, in_system_message)
-            if "probe_tool" in _tried(render, *way(PROBE[:1], [PROBE_TOOL]))
+            if "probe_tool" in _tried(render, *way([USER], [PROBE_TOOL]))
         ),
         in_text,
     )
 
-    def shows_calls(way: Callable[[Messages], Messages]) -> bool:
-        found = _tried(render, *of_tools(way(PROBE), [PROBE_TOOL]))
-        return all(word in found for word in SHOWN)
+    def shows_calls(way: Callable[[Messages], Messages], text: str) -> bool:
+        messages: Messages = [USER, {**CALLING, "content": text}, RESULT, ANSWER]
+        found = _tried(render, *of_tools(way(messages), [PROBE_TOOL]))
+        return all(word in found for word in (*SHOWN, text))
 
-    of_calls = next(filter(shows_calls, CALL_WAYS), calls_in_text)
+    tried = product((PROBE_TEXT, ""), CALL_WAYS)
+    of_calls = next((way for text, way in tried if shows_calls(way, text)), calls_in_text)
     # Many write any role as it is, and the model does not know it.
-    shows_developer = "probe_text" in _tried(render, [DEVELOPER, PROBE[0]], ())
+    shows_developer = PROBE_TEXT in _tried(render, [DEVELOPER, USER], ())
     return Ways(of_tools, of_calls, "developer" in template and shows_developer)
 
 
