@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from smartspec_gateway.limits import Limits, Refused
+from smartspec_gateway.limits import MAX_ELEMENTS, Limits, Refused
 from smartspec_gateway.v2 import _FORWARDED, _GENERATE, _check_route
+from smartspec_py.api.inputs import MAX_PROMPT_IDS
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 MODEL = "/v2/models/smartspec"
@@ -65,10 +66,16 @@ def test_routes(method: str, path: str, status: int) -> None:
     ],
 )
 def test_a_body_has_room_for_the_longest_prompt(context_len: int, expected: int) -> None:
-    """Each byte of the text as six; and each of its tokens."""
+    """Each byte of the text as six."""
     found = Limits(context_len)
     assert found.max_body_bytes == expected
-    assert found.max_elements >= context_len
     assert status_of(found.check_size, expected) == 0
     assert status_of(found.check_size, expected + 1) == 413
-    assert status_of(found.check_elements, found.max_elements + 1) == 413
+
+
+def test_a_body_has_room_for_a_batch_of_token_ids() -> None:
+    """128 prompts, as lm-eval sends them, and the longest single prompt."""
+    limits = Limits(4096)
+    for num in (128 * 4096, MAX_PROMPT_IDS, MAX_ELEMENTS):
+        assert status_of(limits.check_elements, num) == 0
+    assert status_of(limits.check_elements, MAX_ELEMENTS + 1) == 413
