@@ -137,6 +137,28 @@ def test_a_process_that_ends_is_an_error_of_one_request() -> None:
     asyncio.run(run())
 
 
+def test_a_caller_that_leaves_keeps_its_process() -> None:
+    """Work that waits for a process is dropped. The caller may leave while the process starts, too:
+    one that asks again and again would otherwise never get one."""
+    body = json.dumps({"text_input": TEXT, "max_tokens": 1}).encode()
+
+    async def run() -> None:
+        async with made() as found:
+            asked = [asyncio.create_task(found.run(here, "generate", body)) for _ in range(3)]
+            while not all(each._running for each in found._all):
+                await asyncio.sleep(0.01)
+            used = [each._running for each in found._all]
+            for one in asked:
+                one.cancel()
+            await asyncio.wait(asked)
+            assert all(one.cancelled() for one in asked)
+            assert found._idle.empty()
+            await asyncio.gather(*(found.run(here, "generate", body) for _ in used))
+            assert [each._running for each in found._all] == used
+
+    asyncio.run(run())
+
+
 def test_a_process_ends_with_the_gateway() -> None:
     async def run() -> int:
         async with made() as found:

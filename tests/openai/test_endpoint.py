@@ -13,12 +13,14 @@ from endpoint_client import CHAT, HELLO, PROMPTS, TEXTS, events, http
 from standins import Echo
 from starlette.routing import Route
 
+from smartspec_gateway.guard import ClientGone
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.apis.requests import Settings
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.pieces import pieces_of
+from smartspec_gateway.workers import Work, Workers
 
 
 def test_a_chat_becomes_the_models_prompt() -> None:
@@ -155,6 +157,41 @@ def test_the_page_of_the_api_has_the_fields_of_each_route() -> None:
     assert "<td><code><b>messages</b></code></td><td>array</td>" in text
     assert "<td><code>temperature</code></td><td>number 0..2</td><td>1.0</td>" in text
     assert "/v1/models/{name}" in text
+
+
+def test_a_client_that_leaves_while_its_body_waits_asks_no_model() -> None:
+    """Nor is its body processed."""
+    model, was_left = Echo(), list[str]()
+
+    class Busy(Workers):
+        async def run(self, work: Work, kind: str, body: bytes) -> Any:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                was_left.append(kind)
+
+    limits = Limits(512)
+    app = create_app(model, PROMPTS, Settings("smartspec", limits), Busy(limits))  # type: ignore[arg-type]
+    headers = [(b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "query_string": b"",
+        "headers": headers,
+    }
+    messages = iter([{"type": "http.request", "body": b"{}"}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(_: Any) -> None:
+        pass
+
+    with pytest.raises(ClientGone):
+        asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+    assert was_left == [CHAT]
+    assert not model.asked
 
 
 def test_closing_the_pieces_cancels_all_requests() -> None:

@@ -49,21 +49,26 @@ class Workers:
         self._all = [_Process(argument) for _ in range(MAX_PROCESSES)] if argument else []
         for process in self._all:
             self._idle.put_nowait(process)
+        self._working: dict[asyncio.Task[Any], _Process] = {}
 
     async def run(self, work: Work, kind: str, body: bytes) -> Any:
-        """The result of the work. Raises what it raises, and Refused if it takes too long."""
+        """The result of the work. Raises what it raises, and Refused if it takes too long. Work of
+        a process goes on if the caller is cancelled: a new process would need seconds to start."""
         context_len = self._limits.context_len
         if len(body) <= SHORT:
             return work(kind, body, context_len)
         if len(body) <= LONG or self._argument is None:
             return await asyncio.to_thread(work, kind, body, context_len)
         process = await self._idle.get()
-        try:
-            return await process.run(kind, body, context_len)
-        finally:
-            self._idle.put_nowait(process)
+        working = asyncio.create_task(process.run(kind, body, context_len))
+        self._working[working] = process
+        working.add_done_callback(lambda _: self._idle.put_nowait(self._working.pop(working)))
+        return await asyncio.shield(working)
 
     async def close(self) -> None:
+        for working in self._working:
+            working.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
         for process in self._all:
             await process.kill()
 

@@ -72,8 +72,12 @@ class Endpoint:
         """An answer, streamed or not. Raises ApiError until it is accepted. Later errors are
         events."""
         check_type(request)
+        body = await _body(request)
+        return await until_gone(request.receive, self._answered(request, route, body))
+
+    async def _answered(self, request: Request, route: Route, body: bytes) -> Response:
         try:
-            found = await self._workers.run(self._work, route.path, await _body(request))
+            found = await self._workers.run(self._work, route.path, body)
         except Refused as refused:
             raise ApiError(refused.status, refused.message) from None
         if route.writer is None:
@@ -83,9 +87,8 @@ class Endpoint:
         choices = [choice | request.state.tenant for choice in found.choices]
         pieces = pieces_of(self.model, choices, found.grammar_field, route.body.names)
         if not found.stream:
-            document = await until_gone(request.receive, writer.whole(pieces))
-            return _told(found, await json_response(document))
-        await until_gone(request.receive, anext(pieces))
+            return _told(found, await json_response(await writer.whole(pieces)))
+        await anext(pieces)
         shown = writer.events(pieces)
         return _told(found, StreamingResponse(shown, media_type="text/event-stream"))
 
