@@ -87,9 +87,8 @@ def test_passes_are_computed_by_the_copy_of_their_size(monkeypatch: pytest.Monke
     assert len(OpenVinoRunner(make_model("llama"), CONFIG).warm_shapes) == 3
 
 
-def whole_product(weight: torch.Tensor, states: torch.Tensor, block: int) -> torch.Tensor:
-    """The product without VNNI."""
-    products = Products(
+def products_with(weight: torch.Tensor, block: int) -> Products:
+    return Products(
         torch.nn.Module(),
         Weights({"head.weight": weight}),
         num_bits=8,
@@ -97,6 +96,20 @@ def whole_product(weight: torch.Tensor, states: torch.Tensor, block: int) -> tor
         block=block,
         is_half=False,
     )
+
+
+@pytest.mark.parametrize("block", [0, 32])
+def test_a_tied_embedding_is_counted_once(block: int) -> None:
+    """It decides how many compiled copies of the model there are."""
+    products = products_with(torch.randn(96, 320), block)
+    products.rows("head.weight", op.constant(np.array([1, 2])))
+    products.linear(["head"], parameter("states", [1, -1, 320], np.float32))
+    assert products.num_bytes == 96 * 320
+
+
+def whole_product(weight: torch.Tensor, states: torch.Tensor, block: int) -> torch.Tensor:
+    """The product without VNNI."""
+    products = products_with(weight, block)
     given = parameter("states", [1, -1, weight.shape[1]], np.float32)
     graph = ov.Model([op.result(products.linear(["head"], given))], [given])
     compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

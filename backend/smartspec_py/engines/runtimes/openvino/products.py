@@ -230,8 +230,9 @@ class Products:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
-        return sum(tensor.byte_size for tensor in self.memory if isinstance(tensor, ov.Tensor))
+        """Of the weights. A tied embedding is on the same memory twice."""
+        arrays = (array for array in self.memory if isinstance(array, np.ndarray))
+        return sum({array.ctypes.data: array.nbytes for array in arrays}.values())
 
     def _constant(self, numbers: torch.Tensor, shape: Sequence[int], dtype: ov.Type) -> Any:
         """A constant on the memory of the numbers, which may hold several values in a byte."""
