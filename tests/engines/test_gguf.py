@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,23 @@ def test_a_file_behind_links(tmp_path: Path) -> None:
     assert model_folder(second) == folder
     check_files("the target", folder)
     assert len(file_tensors(folder)) > 0
+
+
+def test_folders_of_files_that_have_gone_or_changed_are_removed(tmp_path: Path) -> None:
+    """When a new one is made."""
+    files = [tmp_path / f"{name}.gguf" for name in ("gone", "changed", "same", "new")]
+    for file in files[:3]:
+        write(file, fields())
+    gone, changed, same = map(model_folder, files[:3])
+    files[0].unlink()
+    os.utime(files[1], (1, 1))
+    assert model_folder(files[2]) == same
+    assert gone.is_dir()
+    write(files[3], fields())
+    new = model_folder(files[3])
+    assert sorted(new.parents[1].iterdir()) == sorted([same.parent, new.parent])
+    assert not changed.exists()
+    assert same.is_dir()
 
 
 def test_it_is_served_as_its_original(tmp_path: Path) -> None:

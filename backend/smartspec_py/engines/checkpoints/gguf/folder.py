@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,9 +39,7 @@ def model_folder(path: Path) -> Path:
     file = _gguf_file(path)
     if file is None:
         return path
-    about = file.stat()
-    key = f"{VERSION}:{file.resolve()}:{about.st_size}:{about.st_mtime_ns}"
-    parent = cache_dir() / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    parent = _parent(file)
     folder = parent / file.stem
     if not (folder / INDEX).is_file():
         documents = _documents(file)
@@ -49,6 +48,7 @@ def model_folder(path: Path) -> Path:
             made = Path(tempfile.mkdtemp(dir=parent))
             _write(documents, made)
             os.replace(made, folder)
+            _tidy(parent.parent)
         except OSError as error:
             if not (folder / INDEX).is_file():  # no other process made it meanwhile
                 raise ConfigError(
@@ -56,6 +56,25 @@ def model_folder(path: Path) -> Path:
                     "set XDG_CACHE_HOME to a writable directory"
                 ) from error
     return folder
+
+
+def _parent(file: Path) -> Path:
+    """Where the folder of the file is, as the file is now."""
+    about = file.stat()
+    key = f"{VERSION}:{file.resolve()}:{about.st_size}:{about.st_mtime_ns}"
+    return cache_dir() / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _tidy(parents: Path) -> None:
+    """Remove the folders whose file has gone or changed."""
+    for index in parents.glob(f"*/*/{INDEX}"):
+        try:
+            file = Path(json.loads(index.read_text(encoding="utf-8"))["file"])
+            is_same = file.is_file() and _parent(file) == index.parents[1]
+        except (OSError, ValueError, KeyError):
+            continue  # another process may be making or removing it
+        if not is_same:
+            shutil.rmtree(index.parents[1], ignore_errors=True)
 
 
 def write_folder(file: Path, folder: Path) -> None:
