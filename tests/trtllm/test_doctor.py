@@ -72,13 +72,39 @@ def test_a_whole_installation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_tensorrt_llm_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)  # an import fails
-    monkeypatch.setattr(doctor, "query_gpus", tuple)
+    monkeypatch.setattr(doctor, "query_gpus", lambda: ["NVIDIA H100"])
     code, lines = invoke()
     assert code == 1
-    package, gpu = (line for line in lines if line.startswith("Missing: "))
+    (package,) = (line for line in lines if line.startswith("Missing: "))
     assert "tensorrt_llm cannot be imported" in package
     assert "run in a Triton container with TensorRT-LLM 1.2.1, with --gpus all" in package
-    assert "nvidia-smi lists no GPU" in gpu
+
+
+def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ())
+    code, lines = invoke()
+    assert (code, lines[-1][:33]) == (1, "Missing: nvidia-smi lists no GPU:")
+
+
+def test_on_a_cpu_it_checks_what_a_server_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
+    monkeypatch.setattr(doctor, "query_gpus", tuple)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, lines = invoke()
+    assert (code, lines[-1]) == (0, "Nothing is missing.")
+    names = ["TensorRT-LLM", "Python", "Processor", "OpenVINO", "Free memory", "Cache directory"]
+    assert [line.partition(": ")[0] for line in lines[:-1]] == names
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    code, lines = invoke()
+    package, folder = (line for line in lines if line.startswith("Missing: "))
+    assert code == 1
+    assert "openvino" in package
+    assert "run pip install 'smartspec-py[torch,openvino]'" in package
+    assert "cannot be written (Not a directory): set XDG_CACHE_HOME" in folder
 
 
 def test_a_missing_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

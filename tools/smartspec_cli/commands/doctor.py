@@ -1,7 +1,8 @@
-"""`smartspec doctor`: checks a TensorRT-LLM installation. Never run on a GPU machine.
+"""`smartspec doctor`: checks an installation. The part for TensorRT-LLM never ran on a GPU machine.
 
-It checks that the package can be imported, that the executor's bindings have the names that the
-adapter uses, and that there is a GPU.
+With TensorRT-LLM, it checks that the package can be imported, that the executor's bindings have the
+names that the adapter uses, and that there is a GPU. Without the package and a GPU, it checks what
+a server on the CPU needs.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ import importlib
 import platform
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import typer
+
+from smartspec_launch.interpreter import LaunchError, check_interpreter
+from smartspec_py.cache_dir import cache_dir
+from smartspec_py.engines.phases import size_text
+from smartspec_py.engines.profile import machine_name, vector_instructions
 
 TRTLLM_VERSION = "1.2.1"
 """The supported version of TensorRT-LLM; it is in Triton's containers 26.04 to 26.07."""
@@ -57,16 +64,14 @@ QUERY = (
 
 
 def doctor() -> None:
-    """Check the TensorRT-LLM installation. Run it first, inside the container.
+    """Check the installation, for TensorRT-LLM inside of its container.
 
-    It checks that the bindings have all names that the adapter uses, and that there is a GPU. It
-    needs no engines. Exit code 1: something is missing.
+    With TensorRT-LLM or a GPU, it checks that the bindings have all names that the adapter uses,
+    and that there is a GPU; it needs no engines. Otherwise it checks Python, OpenVINO and the cache
+    directory, and shows processor and free memory. Exit code 1: something is missing.
     """
     missing: list[str] = []
     package = _imported("tensorrt_llm", missing)
-    bindings = _imported("tensorrt_llm.bindings.executor", missing) if package else None
-    if bindings is not None:
-        missing += [f"the bindings have no {name}" for name in missing_names(bindings)]
     gpus = query_gpus()
     if not gpus:
         missing.append("nvidia-smi lists no GPU: start the container with --gpus all")
@@ -75,11 +80,44 @@ def doctor() -> None:
     typer.echo(f"Python: {platform.python_version()}")
     for gpu in gpus:
         typer.echo(f"GPU: {gpu}")
+    bindings = _imported("tensorrt_llm.bindings.executor", missing) if package else None
+    if bindings is not None:
+        missing += [f"the bindings have no {name}" for name in missing_names(bindings)]
+    if package is None and not gpus:
+        missing = list(_missing_on_cpu())
     for one in missing:
         typer.echo(f"Missing: {one}")
     if missing:
         raise typer.Exit(1)
     typer.echo("Nothing is missing.")
+
+
+def _missing_on_cpu() -> Iterator[str]:
+    """What a server on the CPU lacks. Shows what decides its speed and its models."""
+    vnni = "with" if "vnni" in vector_instructions() else "without"
+    typer.echo(f"Processor: {machine_name()}, {vnni} VNNI")
+    try:
+        check_interpreter()
+    except LaunchError as error:
+        yield str(error)
+    try:
+        import openvino
+        import torch
+
+        from smartspec_py.engines.runtimes.machine import free_bytes
+
+        typer.echo(f"OpenVINO: {openvino.__version__}")
+        typer.echo(f"Free memory: {size_text(free_bytes(torch.device('cpu')))}")
+    except (ImportError, OSError) as error:
+        yield f"{error}: run pip install 'smartspec-py[torch,openvino]'"
+    folder = cache_dir()
+    typer.echo(f"Cache directory: {folder}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        why = f"{folder} cannot be written ({error.strerror})"
+        yield f"{why}: set XDG_CACHE_HOME to a writable directory"
 
 
 def missing_names(bindings: Any) -> Iterator[str]:
