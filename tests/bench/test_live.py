@@ -85,6 +85,7 @@ def test_lockstep_needs_neither_openvino_nor_the_clients() -> None:
     options = ["--model", str(TINY / "target"), "--draft", str(TINY / "draft")]
     options += ["--set", "engine.runtime=torch", "--set", "limits.profile_s=0"]
     options += ["--set", "limits.max_sequences=4", "--set", "engine.profile_cache=null"]
+    options += ["--set", "engine.dtype=float32", "--set", "engine.num_threads=1"]
     options += ["--shapes", "closed", "--repeats", "1", "--saturation-s", "0.2"]
     options += ["--max-tokens", "8", "--policies", "none,goodput", "--workload", "tiny"]
     options += ["--json", "-"]

@@ -78,6 +78,7 @@ class Served:
             "draft": None if self.draft is None else str(self.draft.absolute()),
             "heads": None if self.draft or not self.heads else str(self.heads.absolute()),
             "device": "cpu" if self.is_dry else "cuda",
+            "num_threads": int(self.is_dry),  # several would wait for each other
             "runtime": "torch",
             "dtype": "float32" if self.is_dry else "bfloat16" if is_float8 else dtype,
             "weights": "fp8" if is_float8 and not self.is_dry else "stored",
