@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
@@ -22,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
 from smartspec_launch import files, foreground, interpreter, triton_server
 from smartspec_launch.address import Address, free_address, taken_ports
-from smartspec_launch.gateway import OpenAi
+from smartspec_launch.gateway import Gateway, OpenAi
 from smartspec_launch.interpreter import LaunchError, check_interpreter
 from smartspec_launch.triton_server import (
     TritonServer,
@@ -411,6 +412,22 @@ def test_signals_during_a_kill_leave_no_files(
         server.kill()
     assert group_members(server.pid) == []
     assert list(Path("/dev/shm").glob(f"{server._shm_prefix}*")) == []
+
+
+@pytest.mark.triton
+def test_a_signal_between_the_starts_of_two_processes_waits_for_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gateway(*arguments: Any) -> Gateway:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Gateway(*arguments)
+
+    monkeypatch.setattr(triton_server, "Gateway", gateway)
+    server = stand_in(tmp_path)
+    with foreground.signals_interrupt(), pytest.raises(KeyboardInterrupt):
+        server.start()
+    assert server.stop() == 0
+    assert group_members(server.pid) == []
 
 
 @pytest.mark.triton

@@ -217,7 +217,7 @@ class TritonServer:
         command += self._options
         self._link = LauncherEnd(self._config.limits)
         link = {LINK_VARIABLE: f"{self._link.child_fd},{self._shm_prefix}"}
-        with log:
+        with log, _deferred():
             with _blocked(signal.SIGTERM):  # Triton inherits this
                 self._process = subprocess.Popen(
                     command,
@@ -232,7 +232,7 @@ class TritonServer:
             self._move_to(State.LOADING)
             names = [name for name in self._config.served_model_name if name not in self._aliases]
             self._gateway = Gateway(self.address, self.openai, names, log)
-        self._link.hand_over()
+            self._link.hand_over()
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -412,6 +412,26 @@ class TritonServer:
         if state not in _MOVES[self._state]:
             raise RuntimeError(f"the server: {self._state.name} -> {state.name}")
         self._state = state
+
+
+@contextlib.contextmanager
+def _deferred() -> Iterator[None]:
+    """In the `with` block, INTERRUPTS that have a handler wait for its end. Children must not
+    inherit that a signal is ignored or blocked."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {one: found for one in INTERRUPTS if callable(found := signal.getsignal(one))}
+    for number in before:
+        signal.signal(number, lambda one, _: came.append(one))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _shell_code(code: int) -> int:
