@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -145,16 +146,17 @@ def command(openai: OpenAi | None = None, address: Address | None = None) -> lis
 
 @pytest.mark.parametrize("port", ["http_port", "grpc_port"])
 def test_idle_connections_leave_files_for_the_launcher(port: str) -> None:
-    """More of them than the process may open files. The launcher ends a server that is silent."""
+    """More of them than the process may open files. The launcher ends a server that is silent. They
+    are opened beside each other: one that finds the queue full tries again after a second."""
     address = free_address()
     program = ["sh", "-c", f'ulimit -n {LEAST_FILES}; exec "$@"', "sh", *command(address=address)]
     with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
         url = f"{address.http_url}/v2/health/live"
         wait_for(url)
-        with ExitStack() as idle:
-            for _ in range(LEAST_FILES + 40):
-                place = "127.0.0.1", getattr(address, port)
-                idle.enter_context(socket.create_connection(place, WAIT_S))
+        places = [("127.0.0.1", getattr(address, port))] * (LEAST_FILES + 40)
+        with ExitStack() as idle, ThreadPoolExecutor(100) as pool:
+            for each in pool.map(lambda place: socket.create_connection(place, WAIT_S), places):
+                idle.enter_context(each)
             assert responds(url)
         assert process.poll() is None
         assert process.stdin is not None
