@@ -18,6 +18,8 @@ from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRun
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 VOCAB_SIZE = 96
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

@@ -27,6 +27,8 @@ from smartspec_py.engines.decoding.sampling import (
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import Draft
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 VOCAB_SIZE = 5
 NUM_TOKENS = 3
 PROMPT = (0, 1)

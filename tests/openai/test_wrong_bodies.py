@@ -16,6 +16,8 @@ from smartspec_gateway.openai.apis.chat_schema import ChatRequest
 from smartspec_gateway.openai.apis.responses_schema import ResponsesRequest
 from smartspec_gateway.openai.apis.schema import REFUSED, CompletionRequest
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 TEXT = "messages.0.content.0.text"
 
 

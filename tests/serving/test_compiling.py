@@ -32,6 +32,8 @@ from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, serving
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 WAIT_S = 60.0
 SHUTTING_DOWN = (ErrorCode.UNAVAILABLE, "the server is shutting down")
 ENDLESS = json.dumps({"allOf": [{"type": "string", "pattern": f"a{n}"} for n in range(30)]})

@@ -20,6 +20,8 @@ from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate, serving
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 SCHEMA = {
     "type": "object",

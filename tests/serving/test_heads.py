@@ -29,6 +29,8 @@ from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.step import Reason
 from smartspec_testing.local import LocalSink, generate
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 TOKENIZER = load_tokenizer("engine.model", MODEL)
 VOCAB_SIZE = num_token_ids(TOKENIZER)
 NUM_HEADS = 4

@@ -23,6 +23,8 @@ from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate
 
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
 RUNTIMES = ("openvino", "torch")
 NAMES = ("a", "b", "c", "d")
 
@@ -52,7 +54,6 @@ def tokens_of(sinks: Sequence[LocalSink]) -> list[list[int]]:
     return [sink.tokens for sink in sinks]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_texts_depend_on_their_own_adapter_only(tmp_path: Path, runtime: str) -> None:
     """Alone and without drafts, and all together with drafts, some of them accepted."""
