@@ -138,8 +138,8 @@ def test_a_process_that_ends_is_an_error_of_one_request() -> None:
 
 
 def test_a_caller_that_leaves_keeps_its_process() -> None:
-    """Work that waits for a process is dropped. The caller may leave while the process starts, too:
-    one that asks again and again would otherwise never get one."""
+    """It may leave while the process starts: one that asks again and again would otherwise never
+    get one."""
     body = json.dumps({"text_input": TEXT, "max_tokens": 1}).encode()
 
     async def run() -> None:
@@ -151,8 +151,6 @@ def test_a_caller_that_leaves_keeps_its_process() -> None:
             for one in asked:
                 one.cancel()
             await asyncio.wait(asked)
-            assert all(one.cancelled() for one in asked)
-            assert found._idle.empty()
             await asyncio.gather(*(found.run(here, "generate", body) for _ in used))
             assert [each._running for each in found._all] == used
 
