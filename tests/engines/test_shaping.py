@@ -77,6 +77,13 @@ def test_shaping_by_hand(
     assert shape_one(SamplingParams(**params), history_of(prompt, generated)) == expected
 
 
+def test_after_min_tokens_logits_are_not_copied() -> None:
+    """With a vocabulary of 49,152 tokens, a copy takes 0.5 ms, twice in a step with drafts."""
+    logits, sampling = LOGITS[None], SamplingParams(min_tokens=1, end_tokens=(0,))
+    after = Shaping(0, sampling, history_of((4,), (1,)))
+    assert shape_logits(logits, [after])[0] is logits
+
+
 @pytest.mark.parametrize(
     ("params", "rows"),
     [

@@ -134,14 +134,10 @@ class SamplingParams:
         )
 
     @property
-    def may_ban(self) -> bool:
-        """Whether more than a grammar can make tokens impossible."""
-        return bool(self.logit_bias or self.bad_words or (self.min_tokens and self.end_tokens))
-
-    @property
     def shapes_logits(self) -> bool:
-        """Whether logits are changed before temperature and truncation."""
-        return bool(self.counts_tokens or self.may_ban or self.is_guided)
+        """Whether logits may be changed before temperature and truncation."""
+        may_ban = self.logit_bias or self.bad_words or (self.min_tokens and self.end_tokens)
+        return bool(self.counts_tokens or may_ban or self.is_guided)
 
     @property
     def is_plain_greedy(self) -> bool:

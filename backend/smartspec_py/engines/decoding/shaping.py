@@ -40,6 +40,7 @@ import torch
 from smartspec_py.constants import GUIDE_FIELD
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Failure, Grammar
+from smartspec_py.engines.decoding.truncation import best_tokens
 from smartspec_py.engines.host_time import Cause, HostTime
 
 T = TypeVar("T")
@@ -115,19 +116,33 @@ class Shaping:
     history: TokenHistory
     drafts: tuple[int, ...] = ()
 
+    @property
+    def bans_ends(self) -> bool:
+        num_generated = len(self.history) + len(self.drafts) - self.history.num_prompt
+        return bool(self.sampling.end_tokens) and num_generated < self.sampling.min_tokens
+
+    @property
+    def may_ban(self) -> bool:
+        """Whether more than a grammar can make tokens impossible."""
+        return bool(self.sampling.logit_bias or self.sampling.bad_words or self.bans_ends)
+
+    @property
+    def has_effect(self) -> bool:
+        return self.may_ban or self.sampling.counts_tokens or self.sampling.is_guided
+
 
 def shape_logits(
     logits: torch.Tensor, shapings: Sequence[Shaping]
 ) -> tuple[torch.Tensor, dict[int, Failure]]:
-    """The logits [n, vocab] with these rows shaped, as a copy if there are any. Rows ascend. Also
-    the rows whose grammar has failed or leaves no token."""
+    """The logits [n, vocab] with these rows shaped, as a copy if any changes. Rows ascend. Also the
+    rows whose grammar has failed or leaves no token."""
+    shapings = [shaping for shaping in shapings if shaping.has_effect]
     if not shapings:
         return logits, {}
     index = torch.tensor([shaping.row for shaping in shapings], device=logits.device)
     rows = logits[index]
     failures = _exclude(rows, shapings)
-    may_ban = any(shaping.sampling.may_ban for shaping in shapings)
-    best = rows.argmax(-1, keepdim=True) if may_ban else None
+    best = best_tokens(rows, 1) if any(shaping.may_ban for shaping in shapings) else None
     _add_biases(rows, shapings)
     _penalise(rows, shapings)
     if best is not None:
@@ -181,8 +196,7 @@ def _measured(work: Callable[..., T], shaping: Shaping, *arguments: Any) -> T:
 
 def _bans(shaping: Shaping) -> list[tuple[int, float]]:
     sampling, history = shaping.sampling, shaping.history
-    num_generated = len(history) + len(shaping.drafts) - history.num_prompt
-    banned = list(sampling.end_tokens) if num_generated < sampling.min_tokens else []
+    banned = list(sampling.end_tokens) if shaping.bans_ends else []
     longest = max((len(word) for word in sampling.bad_words), default=1)
     before = (*history.tail(longest - 1), *shaping.drafts)
     banned += [
