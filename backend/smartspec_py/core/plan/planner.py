@@ -35,6 +35,7 @@ from smartspec_py.core.plan.problem import (
     Choice,
     Ints,
     PlanProblem,
+    best_alone,
     problem_of,
 )
 from smartspec_py.core.plan.search import best_for_all, best_of_each, uniform_scores
@@ -44,9 +45,10 @@ MAX_FIXED_DRAFT_LEN = 64
 """The largest K of `fixed:K`; an engine's own limit is usually far smaller."""
 
 BATCH_TABLE = "batch_table"
+GOODPUT = "goodput"
 SEARCHES: Mapping[str, Callable[[PlanProblem], Choice]] = {
     "goodput_global": best_for_all,
-    "goodput": best_of_each,
+    GOODPUT: best_of_each,
 }
 """The policies that search for a plan, in the order in which they choose."""
 
@@ -132,6 +134,8 @@ def plan(
     given = [_given_len(view, len(views), settings) for view in views]
     if not any(k and _can_draft(view) for k, view in zip(given, views, strict=True)):
         return without_drafts(views, cost, settings)
+    if given == [OPEN] and views[0].policy == GOODPUT and views[0].slo_s_per_token is None:
+        return _plan_alone(views[0], cost, settings)
     lengths = np.array(given)
     policies = [view.policy if k == OPEN else "" for view, k in zip(views, given, strict=True)]
     problem = choice = None
@@ -146,6 +150,18 @@ def plan(
         problem = _problem_of(views, cost, settings, lengths)
         choice = Choice(problem.first_options, problem.min_lens)
     return _spec_plan(views, problem, choice, settings)
+
+
+def _plan_alone(view: SequenceView, cost: CostModel, settings: PlannerSettings) -> SpecPlan:
+    option, length, tokens, seconds = best_alone(
+        view, cost, settings.num_prefilling, settings.warm_shapes
+    )
+    return SpecPlan(
+        draft_lens={view.sequence: length},
+        expected_tokens=float(tokens) - PREFILLING_TOKENS * settings.num_prefilling,
+        expected_s=seconds,
+        choices={view.sequence: option} if option else {},
+    )
 
 
 def _problem_of(

@@ -57,8 +57,6 @@ def best_of_each(problem: PlanProblem) -> Choice:
     """
     if not problem.depth:
         return Choice(problem.first_options, problem.min_lens[problem.first_options])
-    if problem.num_sequences == 1:
-        return _best_alone(problem)
     fastest = max(_of_selections(problem), key=itemgetter(1))[0]
     if problem.limits_s is None or _score(problem, fastest)[0] == problem.num_sequences:
         return fastest
@@ -85,25 +83,6 @@ def _score(problem: PlanProblem, choice: Choice) -> tuple[int, float]:
     tokens, seconds = problem.expected(choice.options, choice.lengths)
     num_met = problem.num_met(choice.options, choice.lengths, seconds)
     return num_met, float(tokens / seconds)
-
-
-def _best_alone(problem: PlanProblem) -> Choice:
-    """The best option and draft length of a single sequence, by full search.
-
-    It is faster than the general search. Planning time matters most in steps of one sequence.
-    """
-    lengths = np.arange(problem.depth + 1)
-    seconds = problem.passes * problem.pass_s[1]
-    seconds[:, 1:] += problem.fixed_s[:, None]
-    seconds += problem.verify_s.take(lengths, mode="clip")
-    scores = (problem.gains + problem.held_tokens) / seconds
-    if problem.limits_s is not None:
-        if problem.late_s is not None:
-            seconds[:, 1:] += problem.late_s[:, None]
-        is_met = problem.allowed_s >= seconds
-        scores = np.where(is_met | ~is_met.any(), scores, IMPOSSIBLE)
-    option, length = divmod(int(scores.argmax()), problem.depth + 1)
-    return Choice(np.array([option]), np.array([length]))
 
 
 def _of_selections(problem: PlanProblem) -> Iterator[tuple[Choice, float]]:
