@@ -9,22 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as op
 import torch
+from numpy.typing import NDArray
 
 from smartspec_py.engines.drafts.eagle.head import EagleHead
-from smartspec_py.engines.drafts.eagle.runner import OwnStates
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.operators import int_, parameter
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
-STATES = "states"
-"""The input of states, [N, hidden_size]: fused ones of the target, or the head's own."""
+Floats = NDArray[np.float32]
+
+TARGET_STATES, OWN_STATES = "target_states", "own_states"
+"""The inputs of states: the target's [N, states_width], or the head's own [N, hidden_size]. The
+other one has no rows."""
 
 
 class _HeadGraph(DecoderGraph):
@@ -33,9 +37,12 @@ class _HeadGraph(DecoderGraph):
     ) -> ov.Model:
         """The results, for the wanted tokens, are logits of the head's vocabulary and the states to
         feed back."""
-        self.inputs[STATES] = parameter(STATES, [-1, self.config.hidden_size], np.float32)
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
-        states = op.unsqueeze(self.inputs[STATES], int_(0))
+        widths = {TARGET_STATES: parts.fc.in_features, OWN_STATES: self.config.hidden_size}
+        for each, width in widths.items():
+            self.inputs[each] = parameter(each, [-1, width], np.float32)
+        own = op.unsqueeze(self.inputs[OWN_STATES], int_(0))
+        states = op.concat([self._fused(model, self.inputs[TARGET_STATES]), own], 1)
         embedded = self.products.rows("embed_tokens.weight", self.inputs["token_ids"])
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
         both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]
@@ -50,10 +57,9 @@ class _HeadGraph(DecoderGraph):
         logits = self.products.linear(["lm_head"], normed)
         return self._model([logits, normed if model.of.norm_output else states_out])
 
-    def fusion(self, model: EagleHead) -> ov.Model:
-        """`EagleHead.fuse`."""
+    def _fused(self, model: EagleHead, states: Any) -> Any:
+        """`EagleHead.fuse`: [N, states_width] -> [1, N, hidden_size]."""
         parts, of = model.parts, model.of
-        given = states = parameter(STATES, [-1, parts.fc.in_features], np.float32)
         if of.norm_before_fc:
             states = self._norm("input_norm", parts.input_norm, states)
         if of.fc_norm:
@@ -61,15 +67,17 @@ class _HeadGraph(DecoderGraph):
             pairs = zip(parts.fc_norm, each, strict=True)
             normed = [self._norm(f"fc_norm.{i}", *pair) for i, pair in enumerate(pairs)]
             states = op.concat(normed, -1)
-        fused = self.products.linear(["fc"], op.unsqueeze(states, int_(0)))
-        return ov.Model([op.result(op.squeeze(fused, int_(0)))], [given], "fusion")
+        return self.products.linear(["fc"], op.unsqueeze(states, int_(0)))
 
 
 class OpenVinoEagleRunner(OpenVinoRunner):
-    """An EAGLE-3 head that OpenVINO compiled, and its cache.
+    """An EAGLE-3 head that OpenVINO compiled, and its cache. See `EagleRunner` for its inputs.
 
     Slots of the cache begin at each row's first key, because OpenVINO's attention sees all slots.
     All tokens of a row are attended together; bits of drafts may depend on the pass.
+
+    A pass of a small head takes 1 ms, and PyTorch's operators 0.1 ms each after a pass of the
+    target, so NumPy does the rest.
     """
 
     _graph_class = _HeadGraph
@@ -80,45 +88,46 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         if config.weights != "stored":
             config = replace(config, weights="int8")
         super().__init__(head, config, Weights(head.parts.state_dict()), most_copies=1)
-        fusion = ov.Core().compile_model(self._fusion, "CPU", self._settings)
-        self._fused = fusion.create_infer_request()
-        self._head, self._states = head, OwnStates(self._fuse, head.config.hidden_size, config)
+        self._own = np.zeros((config.num_rows, self._hidden_size), np.float32)
+        """The states that the head returned last, by row."""
+        self._states_width = head.parts.fc.in_features
         self._num_drafted = head.parts.lm_head.out_features
+        self._token_ids = None if head.token_ids is None else head.token_ids.numpy()
 
-    def _build(self, graph: DecoderGraph, model: EagleHead) -> ov.Model:
-        assert isinstance(graph, _HeadGraph)
-        self._fusion = graph.fusion(model)
-        return super()._build(graph, model)
-
-    def _fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """On one core, PyTorch takes 0.2 ms for a few tokens, and 9 ms for 200 of SmolLM2-135M."""
-        given = states.float().numpy()  # the request does not keep its memory
-        self._fused.set_input_tensor(0, ov.Tensor(given, shared_memory=True))
-        self._fused.infer(share_outputs=True)
-        return torch.from_numpy(self._fused.get_output_tensor(0).data)
-
-    @torch.inference_mode()
     def forward(
         self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
     ) -> PassOutput:
         assert token_ids is None, "tokens are on the host"
         start = time.perf_counter()
-        given = self._states.given(inputs).float().numpy()
         request = self._copies[0].request
-        request.set_tensor(STATES, ov.Tensor(given))
+        own, target = self._none(self._hidden_size), self._none(self._states_width)
+        if given := [row.states.float().numpy() for row in inputs if row.states is not None]:
+            target = np.concatenate(given)
+        else:
+            own = self._own[[row.row for row in inputs]]
+        request.set_tensor(TARGET_STATES, ov.Tensor(target))
+        request.set_tensor(OWN_STATES, ov.Tensor(own))
         ends = np.cumsum([len(row.tokens) for row in inputs]).tolist()
-        wanted = [
-            token
-            for row, end in zip(inputs, ends, strict=True)
-            for token in range(end - row.num_logits, end)
-        ]
-        num = len(wanted)
+        wanted = [end - 1 for row, end in zip(inputs, ends, strict=True) if row.num_logits]
         self._set_inputs(request, inputs, wanted or [0])  # some operators fail with no rows
-        drafted = torch.empty(max(1, num), self._num_drafted)
-        states = torch.empty(max(1, num), self._hidden_size)
+        num = max(1, len(wanted))
+        drafted = np.empty((num, self._num_drafted), np.float32)
+        states = np.empty((num, self._hidden_size), np.float32)
         for i, result in enumerate((drafted, states)):
-            request.set_output_tensor(i, ov.Tensor(result.numpy(), shared_memory=True))
+            request.set_output_tensor(i, ov.Tensor(result, shared_memory=True))
         request.infer(share_outputs=True)
-        self._states.keep(inputs, states[:num])
+        if wanted:
+            self._own[[row.row for row in inputs if row.num_logits]] = states
         self.passes_s += time.perf_counter() - start
-        return PassOutput(self._head.all_logits(drafted[:num]))
+        return PassOutput(torch.from_numpy(self._all_logits(drafted[: len(wanted)])))
+
+    def _none(self, width: int) -> Floats:
+        return np.empty((0, width), np.float32)
+
+    def _all_logits(self, drafted: Floats) -> Floats:
+        """`EagleHead.all_logits`."""
+        if self._token_ids is None:
+            return drafted
+        logits = np.full((len(drafted), self.config.vocab_size), -np.inf, np.float32)
+        logits[:, self._token_ids] = drafted
+        return logits
