@@ -83,6 +83,21 @@ def test_the_speculators_layout(tmp_path: Path, flags: tuple[str, ...], kind: ty
     compare(runner_of(head, own(tmp_path), kind), Reference(tensors, "layers.0", *flags))
 
 
+def test_several_tokens_without_states(tmp_path: Path) -> None:
+    """So the profile times passes. Each token is read with the last state of its row."""
+    head, config = write(tmp_path, EAGLE, weights("midlayer")), own(tmp_path)
+    states = torch.randn(2, 3 * OF_TARGET)
+    first = [RowInput(row, 1, [5, 9], 1, first=1, states=states * (row + 1)) for row in (0, 1)]
+    later = [RowInput(row, 3, [8, 2, 7, 1], num, first=1) for row, num in ((0, 4), (1, 1))]
+    found = []
+    for kind in (EagleRunner, OpenVinoEagleRunner):
+        runner = runner_of(head, config, kind)
+        runner.forward(first)
+        found.append(runner.forward(later).logits)
+        assert runner.time_pass(2, 16, 6, 1) > 0.0
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("num_drafted", [DRAFTED, ROWS])
 def test_a_head_that_shares_embedding_and_lm_head(tmp_path: Path, num_drafted: int) -> None:
     """The target's hidden size. The LM head is the target's rows of the head's tokens."""

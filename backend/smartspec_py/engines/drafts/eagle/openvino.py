@@ -104,11 +104,15 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         if given := [row.states.float().numpy() for row in inputs if row.states is not None]:
             target = np.concatenate(given)
         else:
-            own = self._own[[row.row for row in inputs]]
+            own = self._own[[row.row for row in inputs for _ in row.tokens]]
         request.set_tensor(TARGET_STATES, ov.Tensor(target))
         request.set_tensor(OWN_STATES, ov.Tensor(own))
         ends = np.cumsum([len(row.tokens) for row in inputs]).tolist()
-        wanted = [end - 1 for row, end in zip(inputs, ends, strict=True) if row.num_logits]
+        wanted = [
+            token
+            for row, end in zip(inputs, ends, strict=True)
+            for token in range(end - row.num_logits, end)
+        ]
         self._set_inputs(request, inputs, wanted or [0])  # some operators fail with no rows
         num = max(1, len(wanted))
         drafted = np.empty((num, self._num_drafted), np.float32)
@@ -117,7 +121,7 @@ class OpenVinoEagleRunner(OpenVinoRunner):
             request.set_output_tensor(i, ov.Tensor(result, shared_memory=True))
         request.infer(share_outputs=True)
         if wanted:
-            self._own[[row.row for row in inputs if row.num_logits]] = states
+            self._own[[row.row for row in inputs for _ in range(row.num_logits)]] = states
         self.passes_s += time.perf_counter() - start
         return PassOutput(torch.from_numpy(self._all_logits(drafted[: len(wanted)])))
 
