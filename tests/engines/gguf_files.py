@@ -26,10 +26,15 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA_PARTS = PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
-def file_name(name: str) -> str:
-    for ours, theirs in PARTS.items():
+def file_name(name: str, parts: Mapping[str, str] = PARTS) -> str:
+    for ours, theirs in parts.items():
         name = name.replace(ours, theirs)
     return name.replace("model.layers", "blk")
 
@@ -67,7 +72,9 @@ def write_gguf(
     architecture; None leaves out a field.
     """
     config = model.config
-    name = config.model_type
+    name = config.model_type.removesuffix("_text")
+    is_gemma, rope = name == "gemma3", config.rope_parameters
+    parts = GEMMA_PARTS if is_gemma else PARTS
     writer = gguf.GGUFWriter(path, changed.pop("architecture", name))
     fields = {
         "context_length": config.max_position_embeddings,
@@ -77,7 +84,7 @@ def write_gguf(
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
     }
     if getattr(config, "head_dim", None):
         fields["attention.key_length"] = config.head_dim
@@ -95,17 +102,17 @@ def write_gguf(
         add(key, value)
     written = {}
     for parameter, weight in model.named_parameters():
-        if left_out and file_name(parameter).endswith(left_out):
+        if left_out and file_name(parameter, parts).endswith(left_out):
             continue
-        numbers = weight.detach().float().numpy()
+        numbers = weight.detach().float().numpy() + (is_gemma and "norm" in parameter)
         written[parameter] = numbers if numbers.ndim < 2 else stored(numbers, kind)
         found = written[parameter]
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
         part = parameter.rpartition("_proj.")[0][-1:]
-        if name == "llama" and part in heads:
+        if name in ("llama", "smollm3") and part in heads:
             found = permuted(found, heads[part])
         as_kind = gguf.GGMLQuantizationType[kind] if found.dtype == np.uint8 else None
-        writer.add_tensor(file_name(parameter), found, raw_dtype=as_kind)
+        writer.add_tensor(file_name(parameter, parts), found, raw_dtype=as_kind)
     for extra, numbers in (tensors or {}).items():
         writer.add_tensor(extra, numbers)
     writer.write_header_to_file()

@@ -121,6 +121,58 @@ def test_logits_are_those_of_the_original(
     assert torch.equal(found.logits, expected.logits)
 
 
+GEMMA = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 2,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    },
+}
+GEMMA_FIELDS = {
+    "gemma3.attention.sliding_window": 2,
+    "gemma3.rope.scaling.type": "linear",
+    "gemma3.rope.scaling.factor": 8.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        (GEMMA, GEMMA_FIELDS),
+        (
+            GEMMA
+            | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            GEMMA_FIELDS | {"gemma3.attention.sliding_window_pattern": 2},
+        ),
+        ({"model_type": "smollm3", "num_hidden_layers": 4, "pad_token_id": None}, {}),
+    ],
+    ids=["gemma3", "gemma3, pattern", "smollm3"],
+)
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_logits_of_layers_of_several_kinds(
+    tmp_path: Path,
+    settings: dict[str, Any],
+    changed: dict[str, Any],
+    load: Callable[[RunnerConfig], Any],
+) -> None:
+    """Windows, rotations and norms of Gemma 3; layers of SmolLM3 without rotation."""
+    like = make_model("llama, grouped keys").config
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: getattr(like, name) for name in (*names, "vocab_size")}
+    config = AutoConfig.for_model(**sizes | {"head_dim": 8} | settings)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3)
+    write_gguf(tmp_path / "m.gguf", model, few_fields(config.vocab_size), **changed)
+    expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(PROMPT)
+    found = load(replace(CONFIG, path=model_folder(tmp_path))).forward(PROMPT)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model_type", "left_out"),
     [("llama", ""), ("llama", "attn_output.bias"), ("llama", "ffn_up.bias"), ("qwen3", "")],

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architecture": "gemma3"}, "the architecture gemma3, which cannot be read: use one of"),
+        ({"architecture": "gemma2"}, "the architecture gemma2, which cannot be read: use one of"),
         ({"split.count": 3}, "is one of 3 parts"),
         ({"tokenizer.ggml.pre": "tekken"}, "the pre-tokenizer tekken, which cannot be read"),
         ({"tokenizer.ggml.model": "bert"}, "a tokenizer of the kind bert"),

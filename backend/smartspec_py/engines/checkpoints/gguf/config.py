@@ -17,8 +17,18 @@ from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.faults import ConfigError
 
-MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""Classes by `general.architecture`, which is also the `model_type`."""
+GEMMA = "gemma3_text"
+MODELS = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma3": (GEMMA, "Gemma3ForCausalLM"),
+    "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
+}
+"""The `model_type` and the class by `general.architecture`."""
+
+PERMUTED = ("llama", "smollm3")
+"""Types whose rows of queries and keys are in another order in a file, see `GgufMatrix`."""
 
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")
@@ -45,6 +55,12 @@ LAYER_PARTS = {
 }
 """Names in a Transformers model, by those in the file."""
 
+GEMMA_PARTS = LAYER_PARTS | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
 QKV = ("attn_q", "attn_k", "attn_v")
 BIASES = {
     "attention_bias": (*QKV, "attn_output"),
@@ -52,8 +68,12 @@ BIASES = {
 }
 """Parts that may have biases, by the setting that gives a Transformers model all of them."""
 
-BIAS_SETTINGS = {"llama": tuple(BIASES), "qwen2": (), "qwen3": ("attention_bias",)}
-"""Those of each architecture. qwen2 always has biases of QKV."""
+BIAS_SETTINGS = {
+    "llama": tuple(BIASES),
+    "smollm3": tuple(BIASES),
+    "qwen3": ("attention_bias",),
+}
+"""Those of each type. qwen2 always has biases of QKV."""
 
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, which Llama 3.1 and later have."""
@@ -65,6 +85,9 @@ LLAMA3 = {
 }
 """The rotary settings of these models. A file has only the divisors that follow from them."""
 
+GEMMA_LARGEST = 62
+"""Layers of the largest Gemma 3, whose attention is scaled in another way."""
+
 Tensors = Mapping[str, TensorPlace]
 
 
@@ -72,9 +95,10 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
     """The content of config.json, without tokens. Raises ConfigError."""
     of = Fields(fields.file, fields.values, f"{architecture}.")
     kinds = {tensor.type for tensor in tensors.values() if len(tensor.shape) > 1}
+    model_type, model_class = MODELS[architecture]
     config = {
-        "architectures": [MODELS[architecture]],
-        "model_type": architecture,
+        "architectures": [model_class],
+        "model_type": model_type,
         "dtype": {"F16": "float16", "BF16": "bfloat16"}.get("".join(kinds), "float32"),
         "max_position_embeddings": of.integer("context_length"),
         "hidden_size": of.integer("embedding_length"),
@@ -86,7 +110,7 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         "rope_theta": of.number("rope.freq_base", 10_000.0, 10.0, 1e15),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    for setting in BIAS_SETTINGS[architecture]:
+    for setting in BIAS_SETTINGS.get(model_type, ()):
         ends = tuple(f".{part}.bias" for part in BIASES[setting])
         config[setting] = any(name.endswith(ends) for name in tensors)
     config["rope_scaling"] = _rope_scaling(of, config)
@@ -94,6 +118,10 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         if config["rope_scaling"]:
             raise ConfigError(f"{of.file} has {FACTORS} and rotary scaling, which cannot be read")
         config["rope_scaling"] = _llama3(of, tensors[FACTORS], config)
+    if model_type == GEMMA:
+        config |= _gemma(of, config)
+    else:
+        of.only("attention.sliding_window", 0)
     _check_keys(of, config)
     return config
 
@@ -115,13 +143,32 @@ def _heads(of: Fields) -> dict[str, int]:
     }
 
 
+def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What only Gemma 3 has. Without a window, all layers see all tokens."""
+    of.only("final_logit_softcapping", 0.0)
+    num_layers, window = config["num_hidden_layers"], of.integer("attention.sliding_window", 0, 0)
+    every = of.integer("attention.sliding_window_pattern", 6) if window else 1
+    head_dim = config["head_dim"]
+    if num_layers == GEMMA_LARGEST:
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": head_dim,
+        "rope_local_base_freq": of.number("rope.freq_base_swa", 10_000.0, 10.0, 1e15),
+        "sliding_window": window or None,
+        "layer_types": [
+            "sliding_attention" if number % every else "full_attention"
+            for number in range(1, num_layers + 1)
+        ],
+    }
+
+
 def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
     """Refuse keys that are not used, and values that change what a layer computes."""
     head_dim = config["head_dim"]
     of.only("rope.dimension_count", head_dim)
     of.only("attention.value_length", head_dim)
     of.only("attention.causal", True)
-    of.only("attention.sliding_window", 0)
     of.only("expert_count", 0)
     of.only("expert_used_count", 0)
     of.only("pooling_type", 0)
@@ -187,14 +234,15 @@ def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[s
 def read_places(
     fields: Fields, config: Mapping[str, Any], num_tokens: int, tensors: Tensors
 ) -> dict[str, Any]:
-    """Where each parameter is. num_heads: of a tensor whose rows are permuted within each head. If
-    no layer has a bias of a part, it has none: the bias is 0.
+    """Where each parameter is. num_heads: of a tensor whose rows are permuted within each head.
+    added: what the file's numbers have more than the parameter's. If no layer has a bias of a part,
+    it has none: the bias is 0.
 
     Raises ConfigError for tensors that are missing, left over, or of another type or shape.
     """
-    architecture = config["model_type"]
+    model_type = config["model_type"]
     num_heads = {}
-    if architecture == "llama":
+    if model_type in PERMUTED:
         num_heads = {
             "attn_q": config["num_attention_heads"],
             "attn_k": config["num_key_value_heads"],
@@ -209,17 +257,19 @@ def read_places(
             places[parameter] = asdict(tensor)
             if part in num_heads:
                 places[parameter]["num_heads"] = num_heads[part]
+            if model_type == GEMMA and part.endswith("norm"):
+                places[parameter]["added"] = 1.0
         elif kind == "bias" and part not in parts_with_bias:
             places[parameter] = {"type": ZEROS, "shape": shape}
         else:
             raise ConfigError(
                 f"{fields.file} has no tensor {name}: convert or copy the model again"
             )
-    if architecture == "llama":
+    if model_type == "llama":
         left.pop(FACTORS, None)
     if left:
         raise ConfigError(
-            f"{fields.file} has the tensor {min(left)}, which a {architecture} model with "
+            f"{fields.file} has the tensor {min(left)}, which a {model_type} model with "
             f"{config['num_hidden_layers']} layers has not: use another model"
         )
     return places
@@ -237,9 +287,10 @@ def _wanted(
         if part != "output" or not config["tie_word_embeddings"]:
             num_rows = () if part == "output_norm" else (num_tokens,)
             yield f"{part}.weight", f"{parameter}.weight", (*num_rows, config["hidden_size"])
+    names = GEMMA_PARTS if config["model_type"] == GEMMA else LAYER_PARTS
     for layer in range(config["num_hidden_layers"]):
         for part, shape in shapes.items():
-            name, parameter = f"blk.{layer}.{part}", f"model.layers.{layer}.{LAYER_PARTS[part]}"
+            name, parameter = f"blk.{layer}.{part}", f"model.layers.{layer}.{names[part]}"
             yield f"{name}.weight", f"{parameter}.weight", shape
             if part in biases:
                 yield f"{name}.bias", f"{parameter}.bias", shape[:1]
@@ -250,7 +301,9 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     width, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config["head_dim"]
     queries, keys = (config[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
-    norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
+    head_norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
+    outer_norms = {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
+    norms = {"qwen3": head_norms, GEMMA: head_norms | outer_norms}
     return {
         "attn_norm": (width,),
         "attn_q": (queries, width),
@@ -261,7 +314,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "ffn_gate": (inner, width),
         "ffn_up": (inner, width),
         "ffn_down": (width, inner),
-        **(norms if config["model_type"] == "qwen3" else {}),
+        **norms.get(config["model_type"], {}),
     }
 
 

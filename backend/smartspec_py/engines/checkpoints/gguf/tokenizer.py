@@ -32,6 +32,7 @@ SPLITS = {
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
 }
@@ -44,6 +45,8 @@ END_NAMES = {
     "llama": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
     "qwen2": ("<|endoftext|>",),
     "qwen3": ("<|endoftext|>",),
+    "gemma3": ("<end_of_turn>",),
+    "smollm3": ("<|end_of_text|>",),
 }
 """A file names one end token, and the originals of these architectures have several."""
 

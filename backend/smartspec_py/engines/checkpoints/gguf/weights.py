@@ -35,6 +35,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         matrix = self.rows(name)
         dtype = PLAIN.get(place["type"])
         numbers = matrix.stored(slice(None)).view(dtype) if dtype else whole(matrix)
+        if "added" in place:
+            numbers = numbers - place["added"]
         return numbers.reshape(place["shape"])
 
     def rows(self, name: str) -> GgufMatrix:
