@@ -25,6 +25,8 @@ PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
 GEMMA_PARTS = PARTS | {
     "post_attention_layernorm": "post_attention_norm",

@@ -6,11 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from gguf_files import bpe_fields, write_gguf
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 TEXTS = (
@@ -22,6 +23,13 @@ QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 ORIGINALS: dict[str, Any] = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
@@ -30,12 +38,15 @@ ORIGINALS: dict[str, Any] = {
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     ),
-    "qwen2": pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    ),
+    **{
+        name: pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(split), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        for name, split in (("qwen2", QWEN), ("gpt-4o", GPT_4O))
+    },
 }
 """Those of the models' own tokenizer.json."""
 
@@ -56,6 +67,25 @@ def trained(name: str = "gpt-2") -> Tokenizer:
 def fields(name: str = "gpt-2") -> dict[str, Any]:
     """The fields of the trained tokenizer."""
     return bpe_fields(trained(name).to_str(), name)
+
+
+def small_model(model_type: str, num_tokens: int, **settings: Any) -> Any:
+    """Of any type, with random weights."""
+    sizes = {
+        "vocab_size": num_tokens,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+    }
+    config = AutoConfig.for_model(model_type, **sizes | settings)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3)
+    return model
 
 
 def large_model(num_tokens: int) -> Any:

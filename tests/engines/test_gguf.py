@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import bpe_fields, few_fields, file_name, write_gguf
-from gguf_models import fields, large_model, write
+from gguf_models import fields, large_model, small_model, write
 from local_models import VOCAB_SIZE, make_model, make_runner
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -122,7 +123,7 @@ def test_logits_are_those_of_the_original(
 
 
 GEMMA = {
-    "model_type": "gemma3_text",
+    "head_dim": 8,
     "num_hidden_layers": 7,
     "query_pre_attn_scalar": 8,
     "sliding_window": 2,
@@ -136,38 +137,55 @@ GEMMA_FIELDS = {
     "gemma3.rope.scaling.type": "linear",
     "gemma3.rope.scaling.factor": 8.0,
 }
+LAYERS = ["sliding_attention", "full_attention"] * 2
+FACTORS = {"long": [1.0, 1.5, 2.5], "short": [1.0, 1.1, 1.3]}
+PHI = {
+    "max_position_embeddings": 96,
+    "original_max_position_embeddings": 48,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope"}
+    | {f"{name}_factor": FACTORS["long"] for name in FACTORS},  # that of the served context
+}
+PHI_FIELDS = {
+    "phi3.rope.dimension_count": 6,
+    "phi3.rope.scaling.original_context_length": 48,
+    "phi3.rope.scaling.attn_factor": math.sqrt(1 + math.log(2) / math.log(48)),
+}
 
 
 @pytest.mark.parametrize(
-    ("settings", "changed"),
+    ("model_type", "settings", "changed"),
     [
-        (GEMMA, GEMMA_FIELDS),
+        ("gemma3_text", GEMMA, GEMMA_FIELDS),
         (
-            GEMMA
-            | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            "gemma3_text",
+            GEMMA | {"num_hidden_layers": 4, "layer_types": LAYERS},
             GEMMA_FIELDS | {"gemma3.attention.sliding_window_pattern": 2},
         ),
-        ({"model_type": "smollm3", "num_hidden_layers": 4, "pad_token_id": None}, {}),
+        ("smollm3", {"num_hidden_layers": 4}, {}),
+        ("phi3", {"sliding_window": 3}, {"phi3.attention.sliding_window": 3}),
+        ("phi3", PHI, PHI_FIELDS),
     ],
-    ids=["gemma3", "gemma3, pattern", "smollm3"],
+    ids=["gemma3", "gemma3, pattern", "smollm3", "phi3, window", "phi3, longrope"],
 )
 @pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
-def test_logits_of_layers_of_several_kinds(
+def test_logits_of_other_types(
     tmp_path: Path,
+    model_type: str,
     settings: dict[str, Any],
     changed: dict[str, Any],
     load: Callable[[RunnerConfig], Any],
 ) -> None:
-    """Windows, rotations and norms of Gemma 3; layers of SmolLM3 without rotation."""
-    like = make_model("llama, grouped keys").config
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    sizes = {name: getattr(like, name) for name in (*names, "vocab_size")}
-    config = AutoConfig.for_model(**sizes | {"head_dim": 8} | settings)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0, 0.3)
-    write_gguf(tmp_path / "m.gguf", model, few_fields(config.vocab_size), **changed)
+    """Windows, rotations and norms of Gemma 3, layers of SmolLM3 without rotation, joined products
+    of Phi 3, and its two lists of divisors, of which the context chooses the long one."""
+    model = small_model(model_type, VOCAB_SIZE, **settings)
+    extra = {
+        f"rope_factors_{name}.weight": np.array(factors, np.float32)
+        for name, factors in FACTORS.items()
+        if settings is PHI
+    }
+    tokens = few_fields(VOCAB_SIZE)
+    write_gguf(tmp_path / "m.gguf", model, tokens, tensors=extra, **changed)
     expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(PROMPT)
     found = load(replace(CONFIG, path=model_folder(tmp_path))).forward(PROMPT)
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)

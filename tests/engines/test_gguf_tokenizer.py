@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from gguf_models import ORIGINALS, TEXTS, fields, trained, write
+from gguf_files import write_gguf
+from gguf_models import ORIGINALS, TEXTS, fields, small_model, trained, write
 
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
@@ -58,6 +59,25 @@ def test_tokens_of_sentence_piece(tmp_path: Path) -> None:
     assert found.encode("abc\n").tokens == ["<s>", "▁a", "bc", "<0x0A>"]
     assert found.encode("<unk>").tokens == ["<s>", "<unk>"]
     assert found.decode(found.encode("abc ab\n").ids) == "abc ab\n"
+
+
+@pytest.mark.parametrize(("architecture", "num_kept"), [("llama", 1), ("phi3", 0)])
+def test_special_tokens_of_phi_3_take_the_space_after_them(
+    tmp_path: Path, architecture: str, num_kept: int
+) -> None:
+    tokenizer = {
+        "model": "llama",
+        "tokens": ["<unk>", "<s>", "<|end|>", "<0x0A>", "▁", "a"],
+        "scores": [0.0] * 6,
+        "token_type": [2, 3, 3, 6, 1, 1],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_bos_token": False,
+        "add_space_prefix": False,
+    }
+    write_gguf(tmp_path / "m.gguf", small_model(architecture, 6), tokenizer)
+    found = load_tokenizer("engine.model", model_folder(tmp_path))
+    assert found.encode("<|end|>\na<s>\n").ids == [2, *[3] * num_kept, 5, 1, 3]
 
 
 def test_end_tokens_and_templates(tmp_path: Path) -> None:

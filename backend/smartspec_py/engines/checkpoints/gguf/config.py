@@ -17,12 +17,13 @@ from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.faults import ConfigError
 
-GEMMA = "gemma3_text"
+GEMMA, PHI = "gemma3_text", "phi3"
 MODELS = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "gemma3": (GEMMA, "Gemma3ForCausalLM"),
+    "phi3": (PHI, "Phi3ForCausalLM"),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
 }
 """The `model_type` and the class by `general.architecture`."""
@@ -55,11 +56,15 @@ LAYER_PARTS = {
 }
 """Names in a Transformers model, by those in the file."""
 
-GEMMA_PARTS = LAYER_PARTS | {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+OTHER_PARTS = {
+    GEMMA: {
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    PHI: {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
+"""Those that differ, by type."""
 
 QKV = ("attn_q", "attn_k", "attn_v")
 BIASES = {
@@ -77,6 +82,12 @@ BIAS_SETTINGS = {
 
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, which Llama 3.1 and later have."""
+
+LONG_FACTORS = {
+    "long_factor": "rope_factors_long.weight",
+    "short_factor": "rope_factors_short.weight",
+}
+"""Those of Phi 3 for long and short contexts."""
 
 LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -113,15 +124,16 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
     for setting in BIAS_SETTINGS.get(model_type, ()):
         ends = tuple(f".{part}.bias" for part in BIASES[setting])
         config[setting] = any(name.endswith(ends) for name in tensors)
-    config["rope_scaling"] = _rope_scaling(of, config)
-    if FACTORS in tensors and architecture == "llama":
+    if model_type == PHI:
+        config |= _phi(of, config, tensors)
+    else:
+        config["rope_scaling"] = _rope_scaling(of, config)
+    if FACTORS in tensors and model_type == "llama":
         if config["rope_scaling"]:
             raise ConfigError(f"{of.file} has {FACTORS} and rotary scaling, which cannot be read")
         config["rope_scaling"] = _llama3(of, tensors[FACTORS], config)
     if model_type == GEMMA:
         config |= _gemma(of, config)
-    else:
-        of.only("attention.sliding_window", 0)
     _check_keys(of, config)
     return config
 
@@ -163,16 +175,43 @@ def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _phi(of: Fields, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """What only Phi 3 and Phi 4 have: rotation of a part of a head, and its divisors."""
+    head_dim, most_len = config["head_dim"], config["max_position_embeddings"]
+    num_rotated = of.integer("rope.dimension_count", head_dim, 2, head_dim)
+    key = "rope.scaling.original_context_length"
+    settings = {
+        "original_max_position_embeddings": of.integer(key, most_len),
+        "partial_rotary_factor": num_rotated / head_dim,
+        "sliding_window": of.integer("attention.sliding_window", 0, 0) or None,
+    }
+    of.only("rope.scaling.type", "none", "longrope")
+    attention_factor = of.number("rope.scaling.attn_factor", 1.0, 0.01, 100.0)
+    if set(LONG_FACTORS.values()) <= tensors.keys():
+        settings["rope_scaling"] = {
+            "rope_type": "longrope",
+            "attention_factor": attention_factor,
+            **{
+                factor: _numbers(of, name, tensors[name], num_rotated // 2)
+                for factor, name in LONG_FACTORS.items()
+            },
+        }
+    return settings
+
+
 def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
     """Refuse keys that are not used, and values that change what a layer computes."""
     head_dim = config["head_dim"]
-    of.only("rope.dimension_count", head_dim)
+    if config["model_type"] != PHI:
+        of.only("rope.dimension_count", head_dim)
+        of.only("rope.scaling.attn_factor", 1.0)
+    if config["model_type"] not in (GEMMA, PHI):
+        of.only("attention.sliding_window", 0)
     of.only("attention.value_length", head_dim)
     of.only("attention.causal", True)
     of.only("expert_count", 0)
     of.only("expert_used_count", 0)
     of.only("pooling_type", 0)
-    of.only("rope.scaling.attn_factor", 1.0)
     of.only("rope.scaling.yarn_ext_factor", 1.0)
     # The number of tokens is that of the tokenizer; the others describe how the file was made.
     of.ignore("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
@@ -208,14 +247,7 @@ def _rope_scaling(of: Fields, config: Mapping[str, Any]) -> dict[str, Any] | Non
 def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary settings that give these divisors. Raises ConfigError if no known ones do."""
     head_dim, theta = config["head_dim"], config["rope_theta"]
-    if place.type != "F32" or place.shape != (head_dim // 2,):
-        raise ConfigError(
-            f"{of.file} has a {FACTORS} of the type {place.type} and the shape {place.shape}, "
-            f"which must be F32 and ({head_dim // 2},): get another file of this model"
-        )
-    with of.file.open("rb") as opened:
-        opened.seek(place.offset)
-        divisors = struct.unpack(f"<{head_dim // 2}f", opened.read(place.num_bytes))
+    divisors = _numbers(of, FACTORS, place, head_dim // 2)
     factor = max(divisors)
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     for index, divisor in enumerate(divisors):
@@ -229,6 +261,18 @@ def _llama3(of: Fields, place: TensorPlace, config: Mapping[str, Any]) -> dict[s
                 f"{divisor:g}, and a factor of {factor:g} gives {wanted:g}: get another file"
             )
     return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def _numbers(of: Fields, name: str, place: TensorPlace, num: int) -> list[float]:
+    """The numbers of a short tensor. Raises ConfigError for another type or length."""
+    if place.type != "F32" or place.shape != (num,):
+        raise ConfigError(
+            f"{of.file} has a {name} of the type {place.type} and the shape {place.shape}, which "
+            f"must be F32 and ({num},): get another file of this model"
+        )
+    with of.file.open("rb") as opened:
+        opened.seek(place.offset)
+        return list(struct.unpack(f"<{num}f", opened.read(place.num_bytes)))
 
 
 def read_places(
@@ -265,8 +309,8 @@ def read_places(
             raise ConfigError(
                 f"{fields.file} has no tensor {name}: convert or copy the model again"
             )
-    if model_type == "llama":
-        left.pop(FACTORS, None)
+    for used in {"llama": (FACTORS,), PHI: LONG_FACTORS.values()}.get(model_type, ()):
+        left.pop(used, None)
     if left:
         raise ConfigError(
             f"{fields.file} has the tensor {min(left)}, which a {model_type} model with "
@@ -287,7 +331,7 @@ def _wanted(
         if part != "output" or not config["tie_word_embeddings"]:
             num_rows = () if part == "output_norm" else (num_tokens,)
             yield f"{part}.weight", f"{parameter}.weight", (*num_rows, config["hidden_size"])
-    names = GEMMA_PARTS if config["model_type"] == GEMMA else LAYER_PARTS
+    names = LAYER_PARTS | OTHER_PARTS.get(config["model_type"], {})
     for layer in range(config["num_hidden_layers"]):
         for part, shape in shapes.items():
             name, parameter = f"blk.{layer}.{part}", f"model.layers.{layer}.{names[part]}"
@@ -304,15 +348,20 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     head_norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
     outer_norms = {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
     norms = {"qwen3": head_norms, GEMMA: head_norms | outer_norms}
-    return {
-        "attn_norm": (width,),
+    projections = {
         "attn_q": (queries, width),
         "attn_k": (keys, width),
         "attn_v": (keys, width),
-        "attn_output": (width, queries),
-        "ffn_norm": (width,),
         "ffn_gate": (inner, width),
         "ffn_up": (inner, width),
+    }
+    if config["model_type"] == PHI:
+        projections = {"attn_qkv": (queries + 2 * keys, width), "ffn_up": (2 * inner, width)}
+    return {
+        "attn_norm": (width,),
+        **projections,
+        "attn_output": (width, queries),
+        "ffn_norm": (width,),
         "ffn_down": (width, inner),
         **norms.get(config["model_type"], {}),
     }

@@ -25,6 +25,13 @@ _QWEN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3 = _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDING}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 SPLITS = {
     "gpt-2": "",
@@ -33,6 +40,7 @@ SPLITS = {
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "smaug-bpe": _LLAMA3,
+    "gpt-4o": _GPT4O,
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
 }
@@ -46,9 +54,13 @@ END_NAMES = {
     "qwen2": ("<|endoftext|>",),
     "qwen3": ("<|endoftext|>",),
     "gemma3": ("<end_of_turn>",),
+    "phi3": ("<|end|>", "<|endoftext|>"),
     "smollm3": ("<|end_of_text|>",),
 }
 """A file names one end token, and the originals of these architectures have several."""
+
+KEPT_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+"""With the tokenizer of Phi 3, all other special tokens take the space after them."""
 
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Tokens by their names in tokenizer_config.json and in the file."""
@@ -90,9 +102,15 @@ def make_tokenizer(fields: Fields, vocabulary: Vocabulary) -> str:
             f"{fields.file} has a tokenizer of the kind {kind}: only gpt2 and llama are read"
         )
     tokens = vocabulary.tokens
+    strips = kind == "llama" and fields.text("general.architecture") == "phi3"
     tokenizer.add_tokens(
         [
-            AddedToken(token, normalized=False, special=kind != USER_DEFINED)
+            AddedToken(
+                token,
+                normalized=False,
+                special=kind != USER_DEFINED,
+                rstrip=strips and token not in KEPT_SPACE,
+            )
             for token, kind in zip(tokens, vocabulary.kinds, strict=True)
             if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
