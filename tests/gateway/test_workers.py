@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -133,6 +134,30 @@ def test_a_process_that_ends_is_an_error_of_one_request() -> None:
                 await asked
             for _ in range(workers.MAX_PROCESSES):
                 assert await found.run(here, "generate", body) == other
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [("/bin/false", "it ended with code 1"), ("/nowhere", "No such file or directory")],
+)
+def test_a_process_that_does_not_start_is_an_error_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, program: str, reason: str
+) -> None:
+    """The next request tries again."""
+
+    async def run() -> None:
+        async with made() as found:
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "executable", program)
+                for _ in range(workers.MAX_PROCESSES):
+                    with pytest.raises(Refused, match=f"does not start: {reason}") as raised:
+                        await found.run(here, grpc_front.KIND, b"\xff" * (LONG + 1))
+                    assert raised.value.status in grpc_front.CODES
+                    assert raised.value.status == 500
+            with pytest.raises(Refused, match="must be a ModelInferRequest"):
+                await found.run(here, grpc_front.KIND, b"\xff" * (LONG + 1))
 
     asyncio.run(run())
 

@@ -50,6 +50,7 @@ UNARY = (
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
 }
 UNARY_BYTES = 4096

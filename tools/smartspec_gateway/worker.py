@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from smartspec_gateway import grpc_front, v2
-from smartspec_gateway.workers import MAX_PROCESS_BYTES, SIZE_BYTES, WORK_S, Work
+from smartspec_gateway.workers import MAX_PROCESS_BYTES, READY, SIZE_BYTES, WORK_S, Work
 from smartspec_launch.gateway import from_json
 
 
@@ -23,6 +23,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_PROCESS_BYTES, MAX_PROCESS_BYTES))
     given, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no result
+    results.write(READY)
+    results.flush()
     while line := given.readline():
         header = json.loads(line)
         body = given.read(header["size"])

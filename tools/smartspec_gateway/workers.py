@@ -35,6 +35,9 @@ MAX_PROCESS_BYTES = 4 << 30
 SLICE = 256 * 1024
 """Bytes that are written to a process, or read from it, at once."""
 
+READY = b"r"
+"""What a process writes when it has started, before its results."""
+
 SIZE_BYTES = 8
 _TOO_LONG = f"the request takes more than {WORK_S} s or too much memory: send a shorter one"
 
@@ -52,8 +55,9 @@ class Workers:
         self._working: dict[asyncio.Task[Any], _Process] = {}
 
     async def run(self, work: Work, kind: str, body: bytes) -> Any:
-        """The result of the work. Raises what it raises, and Refused if it takes too long. Work of
-        a process goes on if the caller is cancelled: a new process would need seconds to start."""
+        """The result of the work. Raises what it raises, and Refused if it takes too long or no
+        process starts. Work of a process goes on if the caller is cancelled: a new process would
+        need seconds to start."""
         context_len = self._limits.context_len
         if len(body) <= SHORT:
             return work(kind, body, context_len)
@@ -83,6 +87,8 @@ class _Process:
     async def run(self, kind: str, body: bytes, context_len: int) -> Any:
         header = {"kind": kind, "size": len(body), "context_len": context_len}
         try:
+            if self._running is None:
+                await self._start()
             is_good, result = pickle.loads(await self._answer(header, body))
         except (OSError, asyncio.IncompleteReadError):
             await self.kill()
@@ -94,12 +100,27 @@ class _Process:
             raise result
         return result
 
+    async def _start(self) -> None:
+        """Raises Refused if it does not start. What it says of this is in the log."""
+        cannot = "a process for large requests does not start"
+        try:
+            running = self._running = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "smartspec_gateway.worker", self._argument),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            raise Refused(500, f"{cannot}: {error.strerror}") from None
+        assert running.stdout is not None
+        try:
+            await running.stdout.readexactly(len(READY))
+        except asyncio.IncompleteReadError:
+            code = await running.wait()
+            raise Refused(500, f"{cannot}: it ended with code {code}") from None
+
     async def _answer(self, header: dict[str, Any], body: bytes) -> bytes:
-        running = self._running = self._running or await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "smartspec_gateway.worker", self._argument),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        running = self._running
+        assert running is not None
         assert running.stdin is not None
         assert running.stdout is not None
         running.stdin.write(json.dumps(header).encode() + b"\n")
