@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -160,6 +161,21 @@ def test_a_process_that_does_not_start_is_an_error_of_the_server(
                 await found.run(here, grpc_front.KIND, b"\xff" * (LONG + 1))
 
     asyncio.run(run())
+
+
+def test_an_error_after_its_caller_left_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with made() as found:
+            asked = asyncio.create_task(found.run(here, "generate", b" " * (LONG + 1)))
+            while not found._working:
+                await asyncio.sleep(0)
+            (working,) = found._working
+            asked.cancel()
+            await asyncio.wait([asked, working])
+
+    asyncio.run(run())
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_caller_that_leaves_keeps_its_process() -> None:

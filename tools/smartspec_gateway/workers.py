@@ -66,8 +66,13 @@ class Workers:
         process = await self._idle.get()
         working = asyncio.create_task(process.run(kind, body, context_len))
         self._working[working] = process
-        working.add_done_callback(lambda _: self._idle.put_nowait(self._working.pop(working)))
+        working.add_done_callback(self._end)
         return await asyncio.shield(working)
+
+    def _end(self, working: asyncio.Task[Any]) -> None:
+        self._idle.put_nowait(self._working.pop(working))
+        if not working.cancelled():
+            working.exception()  # asyncio would log that of a caller that has left
 
     async def close(self) -> None:
         for working in self._working:
