@@ -228,6 +228,21 @@ def test_stop_sequences() -> None:
         assert model.asked[0]["return_output_ids"] is True
 
 
+def test_a_stop_sequence_within_min_tokens_ends_nothing() -> None:
+    """The end token, which is not among the tokens, follows them."""
+    prompts = Prompts(TINY)
+    tokens = prompts.encode("one two", add_special_tokens=False)
+    pieces = [Piece("one two", len(tokens), "stop", output_ids=tokens)]
+    for min_tokens, found in ((len(tokens), None), (len(tokens) - 1, " two")):
+        client = sdk(Echo(pieces=pieces), prompts)
+        message = client.messages.create(
+            **ASKED,
+            stop_sequences=[" two"],
+            extra_body={"min_tokens": min_tokens},
+        )
+        assert message.stop_sequence == found
+
+
 def test_the_last_token_completes_the_stop_word() -> None:
     """Worked by hand: token i is the i-th of these. The text is cut at the first word."""
     tokens = ["a", "b", "c", "bcd"]

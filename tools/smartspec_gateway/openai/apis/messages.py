@@ -218,22 +218,25 @@ def _result(block: ToolResultBlock) -> dict[str, Any]:
 
 
 class StopFinder:
-    """Finds the stop word that ended a text. The text ends before it, and its tokens have it."""
+    """Finds the stop word that ended a text. The text ends before it, and its tokens have it. One
+    that ends within the first `min_tokens` tokens ended nothing."""
 
-    def __init__(self, words: Sequence[str], token_bytes: TokenBytes) -> None:
+    def __init__(self, words: Sequence[str], token_bytes: TokenBytes, min_tokens: int = 0) -> None:
         self._words = {word: word.encode() for word in words}
         self._token_bytes = token_bytes
+        self._num_ignored = min_tokens
         self._longest = max(map(len, self._words.values()), default=0)
         self._tokens: list[bytes] = []
 
     def add(self, piece: Piece) -> None:
         if self._longest:
+            self._num_ignored -= len(piece.output_ids)
             self._tokens += map(self._token_bytes, piece.output_ids)
             self._tokens = self._tokens[-self._longest - 1 :]
 
     def find(self) -> str | None:
         """The first word in the text that the last token completes."""
-        if not self._tokens:
+        if not self._tokens or self._num_ignored >= 0:
             return None
         text = b"".join(self._tokens)
         num_before = len(text) - len(self._tokens[-1])
@@ -283,7 +286,8 @@ class MessageWriter(ItemWriter):
         """token_bytes: of a token in the middle of a text."""
         super().__init__(found, count)
         self._model, self._id = found.model, new_id("msg_")
-        self._stops = StopFinder(found.own, token_bytes)
+        num_ignored = found.choices[0].get("min_tokens", 0)
+        self._stops = StopFinder(found.own, token_bytes, num_ignored)
 
     def _first_events(self) -> Iterator[Event]:
         yield {"type": "message_start", "message": self._message()}
