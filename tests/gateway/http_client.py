@@ -14,7 +14,8 @@ from smartspec_launch.address import Address
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 GENERATE = "/v2/models/smartspec/generate"
 BODY = b'{"text_input": "a", "max_tokens": 1}'
-WAIT_S = 10.0
+WAIT_S = 60.0
+"""A limit against a hang. A busy machine takes more than 10 s to start and to end a process."""
 
 
 @contextmanager

@@ -56,7 +56,10 @@ def test_it_ends_with_its_launcher() -> None:
     process = subprocess.Popen(command(), stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(WAIT_S) == 0
+    try:
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
 
 
 @contextmanager
