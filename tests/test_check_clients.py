@@ -64,6 +64,16 @@ def test_the_documented_settings_of_agents_are_those_that_are_checked():
     assert model == codex["model"] == "smartspec"
 
 
+def test_clients_have_the_versions_of_the_tests():
+    """But for pydantic-ai, which needs an older anthropic."""
+    from install import CLIENTS, PROJECT
+
+    pins = {pin.partition("==")[0]: pin for pin in PROJECT["optional-dependencies"]["dev"]}
+    for client in CLIENTS:
+        for package in client.packages if client.name != "pydantic-ai" else ():
+            assert package == pins.get(package.partition("==")[0], package)
+
+
 def test_each_rule_of_the_script_belongs_to_a_program():
     rules = json.loads((FOLDER / "script.json").read_text())
     programs = "".join(path.read_text() for path in FOLDER.glob("*.py"))

@@ -3,11 +3,19 @@
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 INSTALL_S = 900.0
 HERE = Path(__file__).parent
+PROJECT = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def pinned(name: str) -> str:
+    """The package as the tests of this project have it."""
+    pins = PROJECT["optional-dependencies"]["dev"]
+    return next(pin for pin in pins if pin.startswith(f"{name}=="))
 
 
 @dataclass(frozen=True)
@@ -28,15 +36,15 @@ class Client:
 
 
 CLIENTS = (
-    Client("openai", "with_openai.py", ("openai==3.3.0",)),
-    Client("anthropic", "with_anthropic.py", ("anthropic==2.14.0",)),
+    Client("openai", "with_openai.py", (pinned("openai"),)),
+    Client("anthropic", "with_anthropic.py", (pinned("anthropic"),)),
     Client("litellm", "with_litellm.py", ("litellm==1.110.2",)),
     Client(
         "langchain",
         "with_langchain.py",
         ("langchain-openai==1.7.4", "langchain-anthropic==1.7.10"),
     ),
-    Client("instructor", "with_instructor.py", ("instructor==1.17.0", "anthropic==2.14.0")),
+    Client("instructor", "with_instructor.py", ("instructor==1.17.0", pinned("anthropic"))),
     Client(
         "pydantic-ai",
         "with_pydantic_ai.py",
