@@ -87,6 +87,7 @@ def is_victim(value: Any, sequences: set[int]) -> bool:
 
 CALLS: list[tuple[Any, str]] = [
     (LocalTarget, "begin"),
+    (LocalTarget, "find_more"),
     (LocalTarget, "_item"),
     (LocalTarget, "_scored"),
     (LocalTarget, "_settle"),

@@ -182,7 +182,7 @@ class Lifecycle:
     def find_prefixes(self) -> None:
         """Look again for cached prefixes of requests whose prefill has not begun: others that begin
         the same may have been read since."""
-        for request in self.batcher.live.values():
+        for request in self._live():
             if request.state is RequestState.PREFILLING and not request.has_begun:
                 self._alone(request, self._find_prefix)
 
