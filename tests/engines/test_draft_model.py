@@ -145,6 +145,27 @@ def test_a_failed_pass_leaves_no_keys_that_were_not_computed(
     assert proposer._sequences[2].table.num_cached > 30
 
 
+def test_a_sequence_that_fails_after_its_drafts_were_planned_keeps_no_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(sequence: int, context_len: int) -> int:
+        raise ValueError("a fault")
+
+    tasks = [
+        DraftTask(SequenceStart(sequence, tokens, len(tokens), GREEDY), 3)
+        for sequence, tokens in enumerate(prompts(2, seed=4))
+    ]
+    expected = make_proposer("llama").propose(tasks)
+    proposer = make_proposer("llama")
+    guarded = GuardedProposer("draft_model", proposer)
+    with monkeypatch.context() as patch:
+        patch.setattr(proposer, "draft_prefill_len", failing)
+        assert guarded.draft_prefill_len(0, len(tasks[0].tokens)) == 0
+    assert guarded.propose(tasks) == [NO_DRAFT, expected[1]]
+    guarded.release(0)
+    assert list(proposer._sequences) == [1]
+
+
 def test_the_draft_stops_at_the_end_token() -> None:
     """What would follow the end of the text is not worth a pass."""
     proposer = make_proposer("llama")

@@ -34,13 +34,15 @@ class GuardedProposer(Proposer):
         return self._asked(0, self._proposer.num_available, sequence, tokens, grammar)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """If all together fail, each task is tried alone, to find the one that fails."""
-        try:
-            return self._proposer.propose(tasks)
-        except ENDS:
-            raise
-        except BaseException as error:
-            self._log("drafts for all together failed", error)
+        """If all together fail, each task is tried alone, to find the one that fails. So it is if a
+        sequence has failed after its drafts were planned."""
+        if self._given_up.isdisjoint(task.sequence for task in tasks):
+            try:
+                return self._proposer.propose(tasks)
+            except ENDS:
+                raise
+            except BaseException as error:
+                self._log("drafts for all together failed", error)
         return [self._asked(NO_DRAFT, self._propose_alone, task.sequence, task) for task in tasks]
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
