@@ -163,6 +163,23 @@ def test_a_process_that_does_not_start_is_an_error_of_the_server(
     asyncio.run(run())
 
 
+def test_a_process_that_ends_between_requests_is_started_again() -> None:
+    """As the system ends one when memory is short."""
+    body = json.dumps({"text_input": TEXT, "max_tokens": 1}).encode()
+
+    async def run() -> None:
+        async with made() as found:
+            first = await found.run(here, "generate", body)
+            used = next(each for each in found._all if each._running is not None)
+            assert used._running is not None
+            used._running.kill()
+            await used._running.wait()
+            for _ in range(workers.MAX_PROCESSES):
+                assert await found.run(here, "generate", body) == first
+
+    asyncio.run(run())
+
+
 def test_an_error_after_its_caller_left_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with made() as found:

@@ -92,7 +92,7 @@ class _Process:
     async def run(self, kind: str, body: bytes, context_len: int) -> Any:
         header = {"kind": kind, "size": len(body), "context_len": context_len}
         try:
-            if self._running is None:
+            if self._running is None or self._running.returncode is not None:
                 await self._start()
             is_good, result = pickle.loads(await self._answer(header, body))
         except (OSError, asyncio.IncompleteReadError):
