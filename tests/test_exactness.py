@@ -25,7 +25,7 @@ from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Event
-from smartspec_py.serving.server import Engine
+from smartspec_py.engines.engine import Engine
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer

@@ -16,12 +16,13 @@ from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import LoopState, Update
 from smartspec_py.serving.request import ErrorCode, Request
-from smartspec_py.serving.server import Engine, Server
+from smartspec_py.serving.server import Server
 from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.engines import FakeEngineConfig

@@ -33,7 +33,7 @@ def test_taken_requests_wait_until_they_leave() -> None:
     assert "2 requests are waiting, limits.max_queue is 2" in refusal(inbox)
     assert inbox.take(0.0).arrivals == ("a", "b")
     refusal(inbox)
-    inbox.leave(1)
+    inbox.leave()
     inbox.put("c")
     refusal(inbox)
 

@@ -28,10 +28,11 @@ from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import Event
+from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.inbox import MAX_CALLS
 from smartspec_py.serving.lifecycle import EngineStalledError
 from smartspec_py.serving.request import ErrorCode, RequestError
-from smartspec_py.serving.server import Engine, Server
+from smartspec_py.serving.server import Server
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import LocalSink, generate
 

@@ -94,10 +94,10 @@ class Inbox:
             self._calls.clear()
             return messages
 
-    def leave(self, count: int) -> None:
-        """Report that `count` requests no longer wait."""
+    def leave(self) -> None:
+        """Report that a request no longer waits."""
         with self._changed:
-            self._num_waiting -= count
+            self._num_waiting -= 1
 
     def refuse(self, reason: str) -> None:
         """Reject new requests from now on, with this reason. Accepted requests continue."""

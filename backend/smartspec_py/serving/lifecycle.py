@@ -175,7 +175,7 @@ class Lifecycle:
         request.has_begun = False
         request.num_prefill_tokens, request.num_computed_tokens = len(request.tokens), num_cached
         if request.scheduled_s is None:
-            self._inbox.leave(1)
+            self._inbox.leave()
             request.scheduled_s = self._clock()
             request.num_cached = num_cached
 
@@ -346,7 +346,7 @@ class Lifecycle:
         if was_waiting:
             self.batcher.waiting.remove(request)
             if request.scheduled_s is None:
-                self._inbox.leave(1)
+                self._inbox.leave()
             self._speculation.release(request)
         elif request.is_in_flight:
             self._target.cancel(request.sequence)

@@ -37,8 +37,6 @@ from smartspec_py.serving.responder import HEALTHY, Responder
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepLog
 
-__all__ = ["Engine", "Server"]
-
 logger = logging.getLogger(__name__)
 
 STOP_S = 10.0

@@ -55,11 +55,6 @@ class CachedModel(Generic[S]):
         )
         self._sequences: dict[SequenceId, S] = {}
 
-    @property
-    def passes_s(self) -> float:
-        """Seconds spent in model passes so far."""
-        return self.runner.passes_s
-
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:

@@ -75,9 +75,6 @@ class GuardedProposer(Proposer):
         self._asked(None, self._proposer.release, sequence)
         self._given_up.discard(sequence)
 
-    def close(self) -> None:
-        self._proposer.close()
-
     def _propose_alone(self, sequence: SequenceId, task: DraftTask) -> Draft:
         (draft,) = self._proposer.propose([task])
         return draft

@@ -141,8 +141,6 @@ class Products:
 
     def _rotated(self, states: Any, width: int) -> Any:
         """Each block of the last dimension times `rotation`."""
-        if self.block == 1:
-            return states
         matrix = op.constant(rotation(self.block).numpy())
         blocks = op.reshape(states, ints(-1, self.block), False)
         return op.reshape(op.matmul(blocks, matrix, False, False), ints(1, -1, width), False)

@@ -159,7 +159,7 @@ class OpenVinoRunner(Runner):
             raise ModelError(
                 f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
             )
-        self._settings = settings = {
+        settings = {
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else of_keys,
