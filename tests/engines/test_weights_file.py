@@ -172,6 +172,14 @@ def test_a_full_disk_ends_the_keeping_alone(
     assert "(No space left on device): every start converts them again" in caplog.text
 
 
+def test_a_file_that_another_start_removes_meanwhile(model: Path) -> None:
+    """A link to nothing is like it: it is in the list of files, and cannot be looked at."""
+    (model.parent / "kept").mkdir()
+    (model.parent / "kept" / "gone.weights").symlink_to("nowhere")
+    assert used(opened(model))
+    assert not used(opened(model))
+
+
 def test_a_folder_that_cannot_be_written_keeps_nothing(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -196,7 +196,7 @@ def _tidy(folder: Path, most_bytes: int, but: Path) -> None:
     model that is being loaded."""
     documents = {index: _read(index) for index in folder.glob(f"*{INDEX}")}
     valid = {index: document for index, document in documents.items() if _is_valid(document)}
-    last_first = sorted(set(valid) - {but}, key=lambda index: index.stat().st_mtime, reverse=True)
+    last_first = sorted(set(valid) - {but}, key=_written_s, reverse=True)
     kept = {but: valid[but]} if but in valid else {}
     for index in last_first:
         most_bytes -= valid[index]["size"]
@@ -207,9 +207,17 @@ def _tidy(folder: Path, most_bytes: int, but: Path) -> None:
     named = {document["data"] for document in kept.values()}
     known = {document.get("data") for document in documents.values()}
     for data in [*folder.glob(f"*{DATA}"), *folder.glob("*.partial")]:
-        is_abandoned = time.time() - data.stat().st_mtime > ABANDONED_S
+        is_abandoned = time.time() - _written_s(data) > ABANDONED_S
         if data.name not in named and (data.name in known or is_abandoned):
             data.unlink(missing_ok=True)
+
+
+def _written_s(path: Path) -> float:
+    """When the file was written last; now if another start has removed it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
 
 
 def _is_valid(document: dict[str, Any]) -> bool:
