@@ -27,6 +27,7 @@ from smartspec_py.constants import DRAFT_MODEL
 from smartspec_py.engines.checkpoints import rows
 from smartspec_py.engines.checkpoints.checks import ModelError, check_files
 from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.engines.checkpoints.gguf import folder as folder_module
 from smartspec_py.engines.checkpoints.gguf.config import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
@@ -306,6 +307,24 @@ def test_folders_of_files_that_have_gone_or_changed_are_removed(tmp_path: Path) 
     assert sorted(new.parents[1].iterdir()) == sorted([same.parent, new.parent])
     assert not changed.exists()
     assert same.is_dir()
+
+
+def test_two_starts_at_once_leave_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that there is none."""
+    write(tmp_path / "m.gguf", fields())
+    documents = folder_module._documents
+
+    def meanwhile(file: Path) -> dict[str, str]:
+        monkeypatch.setattr(folder_module, "_documents", documents)
+        model_folder(file)
+        return documents(file)
+
+    monkeypatch.setattr(folder_module, "_documents", meanwhile)
+    folder = model_folder(tmp_path)
+    check_files("the target", folder)
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_it_is_served_as_its_original(tmp_path: Path) -> None:

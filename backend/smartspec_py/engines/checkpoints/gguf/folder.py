@@ -45,9 +45,11 @@ def model_folder(path: Path) -> Path:
         documents = _documents(file)
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(dir=parent))
-            _write(documents, made)
-            os.replace(made, folder)
+            with tempfile.TemporaryDirectory(dir=parent) as beside:
+                made = Path(beside) / file.stem
+                made.mkdir()
+                _write(documents, made)
+                os.replace(made, folder)
             _tidy(parent.parent)
         except OSError as error:
             if not (folder / INDEX).is_file():  # no other process made it meanwhile
