@@ -27,6 +27,7 @@ from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.structured.compiler import CompiledGrammar, GrammarCompiler
 from smartspec_py.engines.structured.guides import GrammarError
 from smartspec_py.engines.structured.trial import CompileLimits, CrashError, TooSlowError
+from smartspec_py.serving import server as server_module
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
@@ -308,6 +309,23 @@ def test_priority_and_deadline_hold_while_grammars_wait(
 
 class Panic(BaseException):
     """As pyo3's PanicException, which is no Exception."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_a_tokenizer_that_does_not_work_costs_requests_with_a_grammar(
+    kind: type[BaseException], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise kind("index out of bounds")
+
+    monkeypatch.setattr(server_module, "GrammarCompiler", fails)
+    with running(engine, ALONE) as server:
+        with pytest.raises(RequestError, match="index out of bounds"):
+            choose(server, "one")
+        works = LocalSink()
+        server.submit(GenerateParams("x", 2), works)
+        works.wait(WAIT_S)
+    assert works.error is None
 
 
 def test_whatever_is_raised_each_request_gets_one_answer(

@@ -19,6 +19,7 @@ from smartspec_py.core.types import GuideType
 from smartspec_py.engines.structured.compiler import CompiledGrammar, GrammarCompiler
 from smartspec_py.engines.structured.guides import GrammarError
 from smartspec_py.engines.structured.trial import CompileLimits, TooSlowError, TrialEnded, Unwanted
+from smartspec_py.faults import ENDS
 from smartspec_py.serving.messages import SHUTTING_DOWN, ResponseState
 from smartspec_py.serving.request import ErrorCode, FieldError, Request, RequestError
 from smartspec_py.serving.responder import Claim, Responder
@@ -90,7 +91,9 @@ class Compiling:
         the server is ready. If the tokenizer does not work, requests with a grammar fail."""
         try:
             self._compiler = self._new_compiler()
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             logger.warning("requests with a grammar will be refused: %s", error)
             self._unusable = str(error)
             return
