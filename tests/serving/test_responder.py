@@ -100,6 +100,19 @@ class BrokenSink(LocalSink):
         raise ConnectionError("the client is gone")
 
 
+def test_a_request_is_open_from_the_moment_that_it_is_posted(desk: Desk) -> None:
+    """A drain ends when none is open, also while the responder is busy."""
+    sink = LocalSink()
+    assert desk.responder.num_open == 0
+    desk.begin(sink)
+    assert desk.responder.num_open == 1
+    desk.turn()
+    assert desk.responder.num_open == 1
+    desk.finish(1)
+    desk.turn()
+    assert desk.responder.num_open == 0
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_text_tokens_and_end_of_a_request(desk: Desk, stream: bool) -> None:
     """Without streaming there is one response, which may have the prompt."""

@@ -128,6 +128,9 @@ class Responder:
         self._held: list[Claim] = []
         self._refusing = threading.Lock()
         self._open: dict[SequenceId, ResponseState] = {}
+        self._num_coming = 0
+        """Posted requests that are not in `_open` yet."""
+
         self._failure: tuple[ErrorCode, str] | None = None
         self._next_check_s = 0.0
         self._unchecked: list[SequenceId | Claim] = []
@@ -149,12 +152,19 @@ class Responder:
     @property
     def num_open(self) -> int:
         """Requests whose last response was not sent yet. May be read by any thread."""
-        return len(self._open) + sum(not claim.is_taken for claim in self._held)
+        num_held = sum(not claim.is_taken for claim in self._held)
+        return self._num_coming + len(self._open) + num_held
 
     def post(self, *messages: ResponseState | Update | StepRecord | LoopState) -> None:
         """A `ResponseState` comes before the updates of its sequence. Messages that are posted
         together wake the thread once."""
+        if num := sum(isinstance(item, ResponseState) for item in messages):
+            self._count_coming(num)
         self._queue.put(messages)
+
+    def _count_coming(self, num: int) -> None:
+        with self._refusing:
+            self._num_coming += num
 
     def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
         """Answer a request that is not served, REFUSAL_DELAY_S from now."""
@@ -210,6 +220,7 @@ class Responder:
         for item in messages:
             if isinstance(item, ResponseState):
                 self._open[item.sequence] = item
+                self._count_coming(-1)
                 _has_run(UNSENT, item.sink.accept)
             elif item is not None and not isinstance(item, Update):
                 _has_run(UNUSED, self._use, item)
