@@ -185,7 +185,9 @@ OWN_TYPES |= {"additional_tools", "item_reference"}
 
 def _item_kind(item: Any) -> str:
     kind = type_of(item)
-    return kind if kind in OWN_TYPES else "other" if isinstance(kind, str) else "message"
+    if not isinstance(kind, str):
+        return "message"
+    return kind if kind in OWN_TYPES else "other"
 
 
 AnyItem = Annotated[
