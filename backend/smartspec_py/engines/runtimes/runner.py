@@ -186,8 +186,6 @@ class Runner(ABC):
 
     def __init__(self, config: RunnerConfig) -> None:
         self.config = config
-        self.passes_s = 0.0
-        """Seconds spent in passes so far; on a GPU, only the time until they are launched."""
 
     @property
     def warm_shapes(self) -> Collection[int]:

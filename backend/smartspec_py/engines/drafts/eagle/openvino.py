@@ -6,7 +6,6 @@ rounded to 8 bits if those of the target are: this changes drafts a little, and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -98,7 +97,6 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
     ) -> PassOutput:
         assert token_ids is None, "tokens are on the host"
-        start = time.perf_counter()
         request = self._copies[0].request
         own, target = self._none(self._hidden_size), self._none(self._states_width)
         if given := [row.states.float().numpy() for row in inputs if row.states is not None]:
@@ -122,7 +120,6 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         request.infer(share_outputs=True)
         if wanted:
             self._own[[row.row for row in inputs for _ in range(row.num_logits)]] = states
-        self.passes_s += time.perf_counter() - start
         return PassOutput(torch.from_numpy(self._all_logits(drafted[: len(wanted)])))
 
     def _none(self, width: int) -> Floats:

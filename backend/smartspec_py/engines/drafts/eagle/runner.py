@@ -99,7 +99,6 @@ class EagleRunner(Runner):
         """See `Runner`."""
         output = self._passes.forward(inputs, token_ids, self._states.given(inputs))
         self._states.keep(inputs, torch.cat([*output.states]))
-        self.passes_s = self._passes.passes_s
         return output
 
 

@@ -25,7 +25,6 @@ blocks of its own.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -264,7 +263,6 @@ class OpenVinoRunner(Runner):
         return bounded(first, self._most_tokens) + bounded(second, self._most_tokens)
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
-        start = time.perf_counter()
         given = [with_copy(row) for row in inputs]
         parts = [part for row in given for part in attended_parts(row)]
         *firsts, num_tokens = np.cumsum([0, *(len(row.tokens) for row in given)]).tolist()
@@ -289,7 +287,6 @@ class OpenVinoRunner(Runner):
             request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
             hidden = hidden[: num_tokens if layers else len(wanted)]
         request.infer(share_outputs=True)  # else it also copies them
-        self.passes_s += time.perf_counter() - start
         states = zip(self._by_input(hidden, given), inputs, strict=False)
         own = [states_of_row[: len(row.tokens)] for states_of_row, row in states]
         return PassOutput(logits[: len(wanted)], own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
@@ -168,14 +167,11 @@ class PyTorchRunner(Runner):
         states: torch.Tensor | None = None,
     ) -> PassOutput:
         """See `Runner`. states: that the model reads with the tokens, [N, width]."""
-        start = time.perf_counter()
         packed, firsts = pack(inputs, self.cache, self.config.device, states)
         if token_ids is not None:
             complete(packed.token_ids[0], token_ids, inputs, firsts)
         hidden, given = self._model(packed, self.cache)
-        output = self._output(hidden, given, inputs, firsts)
-        self.passes_s += time.perf_counter() - start
-        return output
+        return self._output(hidden, given, inputs, firsts)
 
     def _output(
         self,

@@ -186,7 +186,6 @@ class GraphRunner(PyTorchRunner):
         if shape is None:
             with sdpa_kernel(FOR_ANY_SHAPE):
                 return super().forward(inputs, token_ids, states)
-        start = time.perf_counter()
         firsts = self._stage(inputs, shape.num_tokens)
         if states is not None:
             assert self._given is not None
@@ -198,9 +197,7 @@ class GraphRunner(PyTorchRunner):
         found = self._states
         if found is not None and self.config.state_layers:
             found = found[: shape.num_tokens].clone()  # the next pass overwrites the buffer
-        output = self._output(self._hidden, found, inputs, firsts)
-        self.passes_s += time.perf_counter() - start
-        return output
+        return self._output(self._hidden, found, inputs, firsts)
 
     def _shape_of(self, inputs: Sequence[RowInput]) -> Shape | None:
         """The captured pass for these inputs. None if there is none."""
