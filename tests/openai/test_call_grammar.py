@@ -113,6 +113,17 @@ def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
         assert calls_of(parser, twice) == [("find", FIND)] * 2
 
 
+@pytest.mark.parametrize("call_format", TEXTS)
+def test_function_without_parameters(call_format: CallFormat) -> None:
+    """OpenAI: omitting `parameters` defines a function with an empty parameter list."""
+    grammar = call_grammar([("now", None), ("here", {})], call_format, may_repeat=False)
+    for name in ("now", "here"):
+        text = TEXTS[call_format].replace("find", name)
+        text = f"[{text}]" if call_format is CallFormat.LIST else text
+        assert follows("pieces", grammar, text % "{}")
+        assert not follows("pieces", grammar, text % '{"city": "Paris"}')
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_required_calls_in_xml(kind: str) -> None:
     grammar = call_grammar(FUNCTIONS, CallFormat.QWEN_XML, may_repeat=True)

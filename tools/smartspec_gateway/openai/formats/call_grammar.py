@@ -41,7 +41,9 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
 
 
 Function = tuple[str, Mapping[str, Any] | None]
-"""The name of a function, and the JSON schema of its parameters."""
+"""The name of a function, and the JSON schema of its parameters. Without one it has none."""
+
+NO_PARAMETERS: Mapping[str, Any] = {"additionalProperties": False}
 
 
 def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_repeat: bool) -> str:
@@ -55,7 +57,7 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         calls = f'"[" {calls} "]"'
     rules = [f"start: {calls}", f"call: {names}"]
     for number, (name, parameters) in enumerate(functions):
-        schema = {**(parameters or {}), "type": "object"}
+        schema = {**(parameters or NO_PARAMETERS), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
             rules += _xml_rules(number, name, schema)
         else:
