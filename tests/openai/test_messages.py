@@ -184,6 +184,13 @@ def test_forced_calls_are_streamed(
     assert model.asked[0]["guided_decoding_guide_type"] == "ebnf_grammar"
 
 
+@pytest.mark.parametrize("kind", [{}, {"type": None}, {"type": "custom"}])
+def test_types_of_tools_that_the_client_runs(kind: dict[str, Any], prompts: Prompts) -> None:
+    model = Echo()
+    sdk(model, prompts).messages.create(**ASKED, tools=[TOOL | kind])
+    assert "weather" in prompts.decode(model.asked[0]["input_ids"])
+
+
 def test_without_tools_the_model_is_not_told_of_them(prompts: Prompts) -> None:
     model = Echo()
     sdk(model, prompts).messages.create(**ASKED, tools=[TOOL], tool_choice={"type": "none"})

@@ -99,8 +99,9 @@ class AnthropicMessage(Part):
 
 
 def _with_type(tool: Any) -> Any:
-    """The type of a tool that the client runs may be left out."""
-    return {"type": "custom", **tool} if isinstance(tool, dict) else tool
+    """The type of a tool that the client runs may be left out or null."""
+    has_none = isinstance(tool, dict) and tool.get("type") is None
+    return {**tool, "type": "custom"} if has_none else tool
 
 
 class AnthropicTool(Part):
