@@ -101,6 +101,8 @@ TEXT = "messages.0.content.0.text"
         ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
         ({"echo": True}, "echo", "echo: only for /v1/completions"),
         ({"policy": "none"}, "policy", "did you mean speculation_policy?"),
+        ({"prediction": {}}, "prediction", "prediction: is not supported; leave it out"),
+        ({"web_search_options": {}}, "web_search_options", "is not supported; leave it out"),
         ({"skip_special_tokens": False}, "skip_special_tokens", "True"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT, "must be given"),
         ({"messages": [5]}, "messages.0", "messages.0: got 5, must be an object"),

@@ -13,7 +13,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from smartspec_gateway.openai.apis.schema import Sampling
+from smartspec_gateway.openai.apis.schema import REFUSED, Sampling
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import FIELDS
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
@@ -152,7 +152,8 @@ def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
     if routes := sorted(body.route for body in bodies if name in body.model_fields):
         return f"only for {' and '.join(routes)}"
     near = [FIELDS[name]] if name in FIELDS else [each for each in known if f"_{name}" in each]
-    near = near or difflib.get_close_matches(name[:80], sorted(known), 3)
+    if not near and name not in REFUSED:
+        near = difflib.get_close_matches(name[:80], sorted(known), 3)
     return (
         f"unknown; did you mean {' or '.join(near)}?" if near else "is not supported; leave it out"
     )
