@@ -262,6 +262,7 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "input", "got [], must be"),
     ({"input": "a " * 600}, "input", "must be at most 511 tokens"),
     ({"input": [{"type": 5}]}, "input.0.type", "got 5, must be 'message'"),
+    ({"input": [{"type": ["message"]}]}, "input.0.type", "got ['message'], must be 'message'"),
     ({"input": [{"type": "additional_tools"}]}, "input.0.tools", "must be given"),
     ({"input": [{"type": "web_search_call"}]}, "input", "must have a message"),
     ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.type", "got 'item_reference'"),
