@@ -98,7 +98,12 @@ TEXT = "messages.0.content.0.text"
         ),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
         ({"stop": 5}, "stop", "stop: got 5, must be text or a list"),
-        ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
+        (
+            {"stop": ["a"] * 17},
+            "stop",
+            "got a list of length 17, must be text or a list of length 16 or less",
+        ),
+        ({"modalities": ["text", "audio"]}, "modalities.1", "got 'audio', must be 'text'"),
         ({"echo": True}, "echo", "echo: only for /v1/completions"),
         ({"policy": "none"}, "policy", "did you mean speculation_policy?"),
         ({"prediction": {}}, "prediction", "prediction: is not supported; leave it out"),
@@ -211,7 +216,9 @@ def test_what_is_not_json_for_this_server() -> None:
     ):
         answer = http().post(TEXTS, content=b'{"prompt":"x"}', headers=headers)
         assert answer.status_code == status
-        assert status == 200 or answer.json()["error"]["message"].startswith("Content-")
+        assert status == 200 or answer.json()["error"]["message"].startswith(
+            "Content-Type: got 'text/plain', must be"
+        )
 
 
 @pytest.mark.parametrize(

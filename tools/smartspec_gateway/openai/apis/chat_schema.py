@@ -266,7 +266,7 @@ class TokenizeRequest(ChatPrompt):
 class IgnoredInChats(Body):
     """Fields of chats that have no effect here."""
 
-    modalities: Annotated[list[Literal["text"]], few(1)] | None = Field(
+    modalities: Annotated[list[Literal["text"]], few(2)] | None = Field(
         None, description="only text"
     )
     verbosity: str | None = Field(None, description="see max_tokens")

@@ -46,8 +46,9 @@ SHOWN.maxstring = SHOWN.maxother = 80
 def check_type(request: Request) -> None:
     """Raises ApiError. A browser asks before it sends JSON to another site, so that other types of
     content are refused."""
-    if not IS_JSON.fullmatch(request.headers.get("content-type", "")):
-        raise ApiError(400, "Content-Type: must be application/json")
+    given = request.headers.get("content-type", "")
+    if not IS_JSON.fullmatch(given):
+        raise ApiError(400, f"Content-Type: got {given!r:.80}, must be application/json")
 
 
 def read(body: bytes, model: type[Read]) -> Read:
@@ -120,7 +121,9 @@ def _of_validation(
     if kind in ("missing", "union_tag_not_found"):
         return ApiError(400, f"{name}: must be given", name)
     found = dict.fromkeys(_allowed(error) for error in errors if _name(error, body) == name)
-    message = f"{name}: got {SHOWN.repr(first.get('input'))}, must be {' or '.join(found)}"
+    given: Any = first.get("input")
+    got = SHOWN.repr(given) if kind != "too_long" else f"a list of length {len(given)}"
+    message = f"{name}: got {got}, must be {' or '.join(found)}"
     return ApiError(400, message, name)
 
 
