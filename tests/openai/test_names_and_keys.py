@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from anthropic.pagination import SyncPage
+from anthropic.types import ModelInfo
 from endpoint_client import CHAT, HELLO, TEXTS, http
 from standins import Echo
 
@@ -69,6 +71,11 @@ def test_the_served_names() -> None:
     assert [one.get("parent") for one in (first, second)] == [None, None]
     assert [one["parent"] for one in (sql, chat)] == ["Qwen/Q-1B:Q4_K_M"] * 2
     assert (first["max_model_len"], first["max_output_tokens"]) == (512, 511)
+    page = SyncPage[ModelInfo].construct(**listed)  # as the package reads answers
+    assert (page.first_id, page.last_id, page.has_next_page()) == (name, "chat", False)
+    found = page.data[1]
+    assert (found.type, found.display_name) == ("model", "q")
+    assert found.created_at.timestamp() == second["created"]
     assert asked.get("/v1/models/Qwen/Q-1B:Q4_K_M").json() == first
     assert asked.get("/v1/models/Qwen%2FQ-1B:Q4_K_M").json() == first
     assert asked.get("/v1/models/sql").json() == sql

@@ -102,7 +102,8 @@ def create_app(
         names = endpoint.settings.names
         # Codex needs the list `models`, whose entries would replace its instructions.
         data = [endpoint.about_model(name) for name in names]
-        return {"object": "list", "data": data, "models": []}
+        of_anthropic = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return {"object": "list", "data": data, "models": [], **of_anthropic}
 
     @app.get("/v1/models/{name:path}", dependencies=keyed)
     async def model_of(name: str) -> dict[str, Any]:

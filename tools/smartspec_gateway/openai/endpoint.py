@@ -7,6 +7,7 @@ import hmac
 import logging
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
@@ -63,7 +64,10 @@ class Endpoint:
         request.state.tenant = {"tenant": hashlib.sha256(matches[0].encode()).hexdigest()}
 
     def about_model(self, name: str) -> dict[str, Any]:
+        """In the formats of OpenAI and of Anthropic."""
         about = {"id": name, "object": "model", "created": self.begin_s, "owned_by": "smartspec"}
+        created = datetime.fromtimestamp(self.begin_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about |= {"type": "model", "display_name": name, "created_at": created}
         context_len = self.settings.limits.context_len  # a prompt has at least one token
         about |= {"max_model_len": context_len, "max_output_tokens": context_len - 1}
         return about | ({"parent": self.settings.name} if name in self.settings.adapters else {})
