@@ -124,6 +124,39 @@ def test_function_without_parameters(call_format: CallFormat) -> None:
         assert not follows("pieces", grammar, text % '{"city": "Paris"}')
 
 
+NAMED = {"properties": {"x": {"type": "integer"}}}
+INVENTED = {"x": 3, "y": 4}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "may_follow"),
+    [
+        (NAMED, INVENTED, False),
+        ({"properties": {"at": NAMED}}, {"at": INVENTED}, False),
+        ({"properties": {"at": {"items": NAMED}}}, {"at": [INVENTED]}, False),
+        ({"properties": {"at": {"anyOf": [NAMED, {"type": "null"}]}}}, {"at": INVENTED}, False),
+        (
+            {"properties": {"at": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": NAMED}},
+            {"at": INVENTED},
+            False,
+        ),
+        ({"properties": {"properties": NAMED}}, {"properties": {"x": 3}}, True),
+        ({"properties": {"properties": NAMED}}, {"properties": INVENTED}, False),
+        (NAMED | {"additionalProperties": True}, INVENTED, True),
+        (NAMED | {"additionalProperties": {"type": "integer"}}, INVENTED, True),
+        (NAMED | {"required": ["y"]}, INVENTED, True),
+        ({"type": "object"}, INVENTED, True),
+        ({"allOf": [NAMED, {"properties": {"y": {"type": "integer"}}}]}, INVENTED, True),
+    ],
+)
+def test_keys_that_a_schema_does_not_name(
+    schema: dict[str, Any], arguments: Any, may_follow: bool
+) -> None:
+    grammar = call_grammar([("find", schema)], CallFormat.HERMES, may_repeat=False)
+    text = TEXTS[CallFormat.HERMES] % json.dumps(arguments)
+    assert follows("pieces", grammar, text) is may_follow
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_required_calls_in_xml(kind: str) -> None:
     grammar = call_grammar(FUNCTIONS, CallFormat.QWEN_XML, may_repeat=True)

@@ -43,7 +43,8 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
 Function = tuple[str, Mapping[str, Any] | None]
 """The name of a function, and the JSON schema of its parameters. Without one it has none."""
 
-NO_PARAMETERS: Mapping[str, Any] = {"additionalProperties": False}
+OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
+"""Keys of an object in a schema that say what else it may have."""
 
 
 def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_repeat: bool) -> str:
@@ -57,7 +58,7 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         calls = f'"[" {calls} "]"'
     rules = [f"start: {calls}", f"call: {names}"]
     for number, (name, parameters) in enumerate(functions):
-        schema = {**(parameters or NO_PARAMETERS), "type": "object"}
+        schema = {**_closed(parameters or {"properties": {}}), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
             rules += _xml_rules(number, name, schema)
         else:
@@ -69,6 +70,32 @@ def calls_or_json(calls: str, schema: str) -> str:
     """A Lark grammar of what follows the grammar of `call_grammar`, or this JSON schema."""
     both = calls.replace("start: ", "start: json | calls\ncalls: ", 1)
     return f"{both}\njson: {_json(json.loads(schema))}"
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema for objects without keys that it does not name. JSON Schema allows them, and small
+    models invent some, which a function then has no parameter for. With `allOf`, objects have the
+    keys of several parts, so all stay as they are."""
+    return dict(schema) if '"allOf"' in json.dumps(schema) else _closed_part(schema)
+
+
+def _closed_part(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    found = dict(part)
+    for key, value in part.items():
+        if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
+            found[key] = {name: _closed_part(each) for name, each in value.items()}
+        elif key in ("anyOf", "oneOf") and isinstance(value, list):
+            found[key] = [_closed_part(each) for each in value]
+        elif key in ("items", "additionalProperties"):
+            found[key] = _closed_part(value)
+    named: Any = part.get("properties")
+    required: Any = part.get("required", [])
+    has_names = isinstance(named, dict) and isinstance(required, list)
+    if has_names and named.keys() >= {*map(str, required)} and not OPENS & part.keys():
+        found["additionalProperties"] = False
+    return found
 
 
 def _json_rules(
