@@ -85,6 +85,28 @@ def test_gap_to_every_plan(name: str) -> None:
     assert max(gaps) <= worst_bound, found
 
 
+def test_a_single_sequence_has_the_best_plan() -> None:
+    """Its plan takes a shorter way through the code. Some steps have requests that read their
+    prompt, and sizes that need no preparation."""
+    kind = Kind(0.3, 0.05, is_mixed=True, has_options=True, has_trees=True, max_rows=1)
+    for number, (views, cost) in enumerate(cases(kind, 13, 300)):
+        cost = replace(cost, shape_change_s=0.3, draft_host_s=0.02)
+        settings = PlannerSettings(
+            num_prefilling=number % 2, warm_shapes=((), (1,), (1, 3))[number % 3]
+        )
+        (view,) = views
+        every = [
+            evaluate(views, [length], cost, {view.sequence: option}, settings)
+            for option in range(len(view.options))
+            for length in range(view.options[option].max_draft_len + 1)
+        ]
+        held = 8.0 * settings.num_prefilling
+        chosen = plan(views, cost, settings)
+        assert (held + chosen.expected_tokens) / chosen.expected_s == pytest.approx(
+            max((held + one.expected_tokens) / one.expected_s for one in every), rel=1e-12
+        )
+
+
 @pytest.mark.parametrize(
     "kind",
     [
