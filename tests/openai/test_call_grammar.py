@@ -157,6 +157,30 @@ def test_keys_that_a_schema_does_not_name(
     assert follows("pieces", grammar, text) is may_follow
 
 
+@pytest.mark.parametrize("call_format", [CallFormat.HERMES, CallFormat.QWEN_XML])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        {"type": "array", "items": {"type": "integer"}, "not": {"maxItems": 0}},
+        {"oneOf": [{"type": "array", "items": {"type": kind}} for kind in ("integer", "number")]},
+    ],
+)
+def test_schemas_that_a_grammar_cannot_express(
+    schema: dict[str, Any], call_format: CallFormat
+) -> None:
+    """As a response format, they are refused."""
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    grammar = call_grammar([("find", parameters)], call_format, may_repeat=False)
+    if call_format is CallFormat.HERMES:
+        text = TEXTS[call_format] % '{"x": [1, 2]}'
+    else:
+        text = XML[: XML.index("<parameter=")] + "<parameter=x>\n[1, 2]\n</parameter>\n"
+        text += "</function>\n</tool_call>"
+    assert follows("pieces", grammar, text)
+    assert not follows("pieces", grammar, text.replace("[1, 2]", '"a"'))
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_required_calls_in_xml(kind: str) -> None:
     grammar = call_grammar(FUNCTIONS, CallFormat.QWEN_XML, may_repeat=True)

@@ -20,6 +20,11 @@ VALUE = f"value[suffix={json.dumps(END_OF_VALUE)}]: /(?s:.*)/"
 """A text that is a parameter of Qwen3-Coder's format."""
 
 
+ARGUMENTS_STYLE = JSON_STYLE | {"lenient": True, "coerce_one_of": True}
+"""What a grammar cannot express, such as `uniqueItems` of a set of Pydantic, does not restrict
+arguments: people write schemas of tools for models that no grammar restricts."""
+
+
 class CallFormat(Enum):
     """How a model writes tool calls; see `smartspec_gateway.openai.formats.tools`."""
 
@@ -69,7 +74,7 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
 def calls_or_json(calls: str, schema: str) -> str:
     """A Lark grammar of what follows the grammar of `call_grammar`, or this JSON schema."""
     both = calls.replace("start: ", "start: json | calls\ncalls: ", 1)
-    return f"{both}\njson: {_json(json.loads(schema))}"
+    return f"{both}\njson: {_json(json.loads(schema), JSON_STYLE)}"
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def _json_rules(
     # In parts as JSON has them, so that a text that begins as JSON can become either.
     head = (begin, '"name"', ": ", f'"{name}"', ", ", f'"{key}"', ": ")
     yield f"call{number}: {' '.join(map(_text, head))} arguments{number} {_text(end)}"
-    yield f"arguments{number}: {_json(schema)}"
+    yield f"arguments{number}: {_json(schema, ARGUMENTS_STYLE)}"
 
 
 def _xml_rules(number: int, name: str, schema: dict[str, Any]) -> Iterator[str]:
@@ -131,12 +136,12 @@ def _value(schema: Any, shared: dict[str, Any]) -> str:
     types = types_of(of_value)
     if types is not None and (not types or "string" in types):
         return "value"
-    return f"{_json({**of_value, **shared})} {_text(END_OF_VALUE)}"
+    return f"{_json({**of_value, **shared}, ARGUMENTS_STYLE)} {_text(END_OF_VALUE)}"
 
 
 def _text(text: str) -> str:
     return json.dumps(text)
 
 
-def _json(schema: dict[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
+def _json(schema: dict[str, Any], style: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': style})}"
