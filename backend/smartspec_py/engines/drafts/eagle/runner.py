@@ -26,15 +26,11 @@ class OwnStates:
     """The states that the head returned last: one for each row, or one for each node of a tree."""
 
     def __init__(
-        self,
-        fuse: Callable[[torch.Tensor], torch.Tensor],
-        width: int,
-        config: RunnerConfig,
-        num_kept: int = 1,
+        self, fuse: Callable[[torch.Tensor], torch.Tensor], width: int, config: RunnerConfig
     ) -> None:
-        """fuse: see `EagleHead`. width: of a state. num_kept: states of a row."""
+        """fuse: see `EagleHead`. width: of a state."""
         self._fuse = fuse
-        shape = config.num_rows, num_kept, width
+        shape = config.num_rows, NUM_KEPT, width
         self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
 
     def given(self, inputs: Sequence[RowInput]) -> torch.Tensor:
@@ -75,7 +71,7 @@ class EagleRunner(Runner):
         super().__init__(config)
         self._passes = GraphRunner(head, replace(config, gives_hidden=True, state_layers=()))
         self.cache = self._passes.cache
-        self._states = OwnStates(head.fuse, head.config.hidden_size, config, num_kept=NUM_KEPT)
+        self._states = OwnStates(head.fuse, head.config.hidden_size, config)
 
     @property
     def about(self) -> str:
