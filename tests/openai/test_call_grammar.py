@@ -146,6 +146,7 @@ INVENTED = {"x": 3, "y": 4}
         (NAMED | {"additionalProperties": {"type": "integer"}}, INVENTED, True),
         (NAMED | {"required": ["y"]}, INVENTED, True),
         ({"type": "object"}, INVENTED, True),
+        (NAMED | {"anyOf": [{"properties": {"y": {"type": "integer"}}}]}, INVENTED, True),
         ({"allOf": [NAMED, {"properties": {"y": {"type": "integer"}}}]}, INVENTED, True),
     ],
 )

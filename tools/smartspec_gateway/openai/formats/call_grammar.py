@@ -91,7 +91,7 @@ def _closed_part(part: Any) -> Any:
     for key, value in part.items():
         if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
             found[key] = {name: _closed_part(each) for name, each in value.items()}
-        elif key in ("anyOf", "oneOf") and isinstance(value, list):
+        elif key in ("anyOf", "oneOf") and isinstance(value, list) and "properties" not in part:
             found[key] = [_closed_part(each) for each in value]
         elif key in ("items", "additionalProperties"):
             found[key] = _closed_part(value)
