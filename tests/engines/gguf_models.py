@@ -80,6 +80,7 @@ def small_model(model_type: str, num_tokens: int, **settings: Any) -> Any:
         "num_key_value_heads": 2,
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
     }
+    torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **sizes | settings)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
