@@ -222,7 +222,7 @@ def best_alone(
     the tokens E and seconds T of the step. It must have no latency target.
 
     The result is that of a `PlanProblem` and its search, which take several times as long (0.07
-    instead of 0.25 ms): planning is the largest share of a step where the pass is short.
+    instead of 0.25 ms). That matters where a pass is short.
     """
     options, held_tokens = view.options, 1.0 + PREFILLING_TOKENS * num_prefilling
     most = max([option.max_draft_len for option in options])
