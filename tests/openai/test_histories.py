@@ -238,3 +238,30 @@ def test_a_thought_without_text_belongs_to_its_call(tmp_path: Path) -> None:
     for path, body in ((RESPONSES, of_items(THOUGHT_ITEM)), (MESSAGES, of_blocks(THINKING))):
         found = told(tmp_path, THOUGHTS, path, **body)
         assert re.fullmatch(r"\[user]a\[assistant]<think>\w+</think><f>\[tool]r", found)
+
+
+REFUSAL = {"type": "refusal", "refusal": "No."}
+TEXT_PART, ITEM_PART = ({"type": kind, "text": "b"} for kind in ("text", "output_text"))
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "text"),
+    [
+        (CHAT, {"content": [REFUSAL]}, "No."),
+        (CHAT, {"content": [TEXT_PART, REFUSAL]}, "b\nNo."),
+        (CHAT, {"content": None, "refusal": "No."}, "No."),
+        (CHAT, {"content": "b", "refusal": "No."}, "b\nNo."),
+        (CHAT, {"content": "b", "refusal": None}, "b"),
+        (RESPONSES, {"content": [REFUSAL]}, "No."),
+        (RESPONSES, {"content": [ITEM_PART, REFUSAL]}, "b\nNo."),
+    ],
+)
+def test_refusals_are_text_of_the_assistant(
+    tmp_path: Path, path: str, said: dict[str, Any], text: str
+) -> None:
+    """As OpenAI's packages send them back."""
+    turns = [message("user", "a"), {"role": "assistant", **said}, message("user", "c")]
+    found = told(
+        tmp_path, MANY_SYSTEMS, path, **{"input" if path == RESPONSES else "messages": turns}
+    )
+    assert found == f"[user]a[assistant]{text}[user]c"

@@ -36,6 +36,30 @@ class TextPart(Body):
     text: str
 
 
+class RefusalPart(Body):
+    """What the assistant said instead of an answer. It counts as its text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def kind_of_part(part: Any) -> str:
+    """What is no refusal gets the error that a text would have."""
+    return "refusal" if type_of(part) == "refusal" else "text"
+
+
+AnyPart = Annotated[
+    Annotated[TextPart, tag("text")] | Annotated[RefusalPart, tag("refusal")],
+    by_tag(kind_of_part),
+]
+
+
 class Function(Body):
     """A function of a tool. Other keys are passed to the chat template."""
 
@@ -90,7 +114,7 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-Parts = Annotated[list[TextPart], few(MAX_PARTS)]
+Parts = Annotated[list[AnyPart], few(MAX_PARTS)]
 ToolCalls = Annotated[list[ToolCall], few(MAX_TOOLS)]
 as_text = with_markers("text")
 
@@ -102,6 +126,7 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
+    refusal: str | None = None
     tool_calls: ToolCalls | None = None
 
     @model_validator(mode="before")
@@ -113,16 +138,18 @@ class Message(Body):
 
     @property
     def text(self) -> str:
-        """Parts become lines, because many templates take only strings."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+        """Parts become lines, because many templates take only strings. So does a refusal."""
+        text = self.content
+        if isinstance(text, list):
+            text = "\n".join(part.text for part in text)
+        return "\n".join(filter(None, (text, self.refusal)))
 
     def for_template(self) -> dict[str, Any]:
-        found = self.model_dump(exclude_none=True)
+        found = self.model_dump(exclude_none=True, exclude={"refusal"})
         if not self.tool_calls:  # some clients send an empty list
             found.pop("tool_calls", None)
-        return found | ({} if self.content is None else {"content": self.text})
+        has_text = self.content is not None or self.refusal is not None
+        return found | ({"content": self.text} if has_text else {})
 
 
 def text_parts(content: Any) -> Any:

@@ -12,6 +12,8 @@ from smartspec_gateway.openai.apis.chat_schema import (
     MAX_PARTS,
     MAX_TOOLS,
     OtherTool,
+    RefusalPart,
+    kind_of_part,
 )
 from smartspec_gateway.openai.apis.schema import (
     OPEN,
@@ -79,7 +81,11 @@ class ItemTextPart(Body):
     text: str
 
 
-ItemText = str | Annotated[list[ItemTextPart], few(MAX_PARTS)]
+AnyItemPart = Annotated[
+    Annotated[ItemTextPart, tag("text")] | Annotated[RefusalPart, tag("refusal")],
+    by_tag(kind_of_part),
+]
+ItemText = str | Annotated[list[AnyItemPart], few(MAX_PARTS)]
 ItemResultText = Annotated[ItemText, BeforeValidator(with_markers("input_text", "output_text"))]
 
 
