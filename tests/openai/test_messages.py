@@ -478,7 +478,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
         "thinking.type: got 'on', must be 'enabled', 'adaptive', 'between_tools' or 'disabled'",
     ),
     ({"container": "x"}, "container: got 'x', must be left out: the server runs no tools"),
-    ({"mcp_servers": []}, "mcp_servers: got [], must be left out: the server runs no tools"),
+    ({"mcp_servers": [{}]}, "mcp_servers: got [{}], must be left out: the server runs no tools"),
     ({"output_config": {"format": {"type": "x"}}}, "output_config.format.type: got 'x', must be"),
 ]
 

@@ -28,7 +28,10 @@ TEXT = "messages.0.content.0.text"
         ({"max_tokens": 0}, "max_tokens", "got 0"),
         ({"max_tokens": 2**40}, "max_tokens", "got 1099511627776"),
         ({"max_token": 3}, "max_token", "did you mean max_tokens"),
-        ({"functions": []}, "functions", "not supported"),
+        ({"functions": [{}]}, "functions", "must be empty: use tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "must be 'auto' or 'none'"),
+        ({"best_of": 2}, "best_of", "got 2, must be 1"),
+        ({"suffix": "a"}, "suffix", "got 'a', must be ''"),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "auto"),
         ({"tool_choice": "required"}, "tool_choice", "got 'required' without a function of tools"),
@@ -104,7 +107,7 @@ TEXT = "messages.0.content.0.text"
             "got a list of length 17, must be text or a list of length 16 or less",
         ),
         ({"modalities": ["text", "audio"]}, "modalities.1", "got 'audio', must be 'text'"),
-        ({"echo": True}, "echo", "echo: only for /v1/completions"),
+        ({"echo": True}, "echo", "must be false: only /v1/completions returns the prompt"),
         ({"policy": "none"}, "policy", "did you mean speculation_policy?"),
         ({"prediction": {}}, "prediction", "prediction: is not supported; leave it out"),
         ({"web_search_options": {}}, "web_search_options", "is not supported; leave it out"),
@@ -171,8 +174,16 @@ IGNORED = {
     "store": True,
     "user": "x",
     "skip_special_tokens": True,
+    "best_of": 1,
+    "suffix": "",
+    "functions": [],
+    "function_call": "auto",
+    "use_beam_search": False,
+    "include_stop_str_in_output": False,
+    "logit_bias": {},
 }
-OF_CHATS = {"verbosity": "low", "modalities": ["text"]}
+IN_MESSAGES = {"mcp_servers": [], "tools": [], "stop_sequences": [], "metadata": {}}
+OF_CHATS = {"verbosity": "low", "modalities": ["text"], "echo": False, "tools": []}
 
 
 def test_null_and_fields_without_effect_change_nothing() -> None:
@@ -187,6 +198,11 @@ def test_null_and_fields_without_effect_change_nothing() -> None:
         assert answer.status_code == 200, answer.text
     assert model.asked[0] == model.asked[1] == model.asked[2]
     assert model.asked[3] == model.asked[4] == model.asked[5]
+    for more in ({}, IN_MESSAGES):
+        body = {"messages": HELLO, "max_tokens": 9, **more}
+        answer = http(model).post("/v1/messages", json=body)
+        assert answer.status_code == 200, answer.text
+    assert model.asked[6] == model.asked[7]
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXTS, {"prompt": "a"})])
@@ -264,7 +280,7 @@ RAW = [
 )
 def test_no_body_is_a_fault(path: str, body: dict[str, Any], names: list[str]) -> None:
     """Wrong values in each field and in unknown ones: an answer, or a refusal with its reason."""
-    names += ["best_of", "__class__", "", "a" * 300]
+    names += ["prediction", "__class__", "", "a" * 300]
     bodies = [json.dumps(body | {name: value}).encode() for name in names for value in WRONG]
     statuses = {}
     with http() as asked:

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from smartspec_gateway.openai.apis.schema import Body, Generation, by_tag, few, tag, type_of
+from smartspec_gateway.openai.apis.schema import (
+    Body,
+    Generation,
+    by_tag,
+    few,
+    only,
+    tag,
+    type_of,
+)
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.calls import Tools, parameter_types
 from smartspec_gateway.openai.formats.media import with_markers
@@ -297,6 +305,9 @@ class IgnoredInChats(Body):
         None, description="only text"
     )
     verbosity: str | None = Field(None, description="see max_tokens")
+    echo: Annotated[bool | None, only("false: only /v1/completions returns the prompt", False)] = (
+        Field(None, description="only false: see `/v1/completions`")
+    )
 
 
 class ChatRequest(ChatPrompt, Generation, IgnoredInChats):

@@ -35,7 +35,7 @@ NAMES = {
 }
 """Fields of chats that have another name here."""
 
-NotRun = Annotated[None, only("left out: the server runs no tools")]
+WHY_NOT_RUN = "left out: the server runs no tools"
 
 
 class Part(Body):
@@ -191,8 +191,12 @@ class MessagesPrompt(IgnoredInMessages, OpenBody):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables for the chat template"
     )
-    container: NotRun = Field(None, description="refused: the server runs no tools")
-    mcp_servers: NotRun = Field(None, description="refused: the server runs no tools")
+    container: Annotated[None, only(WHY_NOT_RUN)] = Field(
+        None, description="refused: the server runs no tools"
+    )
+    mcp_servers: Annotated[list[Any] | None, only(WHY_NOT_RUN, [])] = Field(
+        None, description="only an empty list: the server runs no tools"
+    )
 
 
 class MessagesRequest(MessagesPrompt, Sampling):

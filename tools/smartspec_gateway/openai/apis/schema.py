@@ -42,8 +42,7 @@ MAX_INT32 = (1 << 31) - 1
 MAX_FLOAT32 = 3.4e38
 
 REFUSED = (
-    *("audio", "best_of", "function_call", "functions", "moderation", "prediction"),
-    *("prompt_cache_options", "suffix", "web_search_options"),
+    *("audio", "moderation", "prediction", "prompt_cache_options", "web_search_options"),
     *("access_programs", "background_options", "context_management", "image", "max_tool_calls"),
 )
 """Fields of OpenAI that are refused like unknown ones, for the documentation."""
@@ -221,6 +220,22 @@ class Ignored(Body):
     skip_special_tokens: Literal[True] | None = Field(None, description="texts never have them")
 
 
+class Neutral(Body):
+    """Fields of chats and completions that are not supported. Clients send them with the value that
+    asks for nothing."""
+
+    best_of: Literal[1] | None = Field(None, description="all texts are returned: see n")
+    suffix: Literal[""] | None = Field(None, description="no text can be inserted")
+    functions: Annotated[list[Any] | None, only("empty: use tools", [])] = Field(
+        None, description="must be empty: use tools"
+    )
+    function_call: Literal["auto", "none"] | None = Field(None, description="see tool_choice")
+    use_beam_search: Literal[False] | None = Field(None, description="there are no beams")
+    include_stop_str_in_output: Literal[False] | None = Field(
+        None, description="the text ends before a stop word"
+    )
+
+
 class Sampling(Body):
     """Fields of all requests that generate text."""
 
@@ -256,7 +271,7 @@ class Sampling(Body):
     route: ClassVar[str]
 
 
-class Generation(Sampling, Ignored):
+class Generation(Sampling, Ignored, Neutral):
     """Fields of chats and completions."""
 
     stop: str | Words | None = tensor("stop_words")
