@@ -205,6 +205,26 @@ def test_null_and_fields_without_effect_change_nothing() -> None:
     assert model.asked[6] == model.asked[7]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (CHAT, {"messages": HELLO}, "stop"),
+        (TEXTS, {"prompt": "a"}, "stop"),
+        ("/v1/responses", {"input": "a"}, "stop"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9}, "stop_sequences"),
+    ],
+)
+def test_empty_stop_words_are_left_out(path: str, body: dict[str, Any], name: str) -> None:
+    model = Echo()
+    for given in ([], [""], ["", ""], ["", "!"]):
+        answer = http(model).post(path, json=body | {name: given})
+        assert answer.status_code == 200, answer.text
+    assert [one.get("stop_words") for one in model.asked] == [None, None, None, ["!"]]
+    if name == "stop":
+        http(model).post(path, json=body | {name: ""})
+        assert "stop_words" not in model.asked[-1]
+
+
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXTS, {"prompt": "a"})])
 def test_a_limit_has_two_names(path: str, body: dict[str, Any]) -> None:
     model, names = Echo(), ("max_tokens", "max_completion_tokens")

@@ -351,7 +351,9 @@ class Generation(Sampling, Ignored, Neutral):
 
     @property
     def stop_words(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+        """Without empty ones, which clients send that have none."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return list(filter(None, given))
 
     @property
     def token_limit(self) -> int | None:
