@@ -41,6 +41,26 @@ def http(
     return TestClient(create_app(model or Echo(), prompts, given))
 
 
+def folder(path: Path, template: str | list[Any] | None, bos: str | None = None) -> Path:
+    """A model's directory with the shipped tokenizer, which begins texts with `bos` if given."""
+    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
+    if bos is not None:
+        token = {"type_id": 0, "id": bos}
+        single = [{"SpecialToken": token}, {"Sequence": {"id": "A", "type_id": 0}}]
+        special = {bos: {"id": bos, "ids": [0], "tokens": [bos]}}
+        kind = {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [],
+            "special_tokens": special,
+        }
+        tokenizer["post_processor"] = kind
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = {"bos_token": bos, "chat_template": template}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
 def events(text: str) -> list[Any]:
     """The data of a stream's events; the last of them is `[DONE]`."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line]

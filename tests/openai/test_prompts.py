@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_client import CHAT, HELLO, TEXTS, TOOL, http
+from endpoint_client import CHAT, HELLO, TEXTS, TOOL, folder, http
 from standins import TINY, Echo
 
 from smartspec_gateway.openai.errors import ApiError
@@ -74,26 +74,6 @@ def test_tokens_of_messages_are_those_of_the_chat() -> None:
     assert tokens == model.asked[0]["input_ids"]
     bare = {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True}
     assert asked.post("/tokenize", json=bare).json()["token_strs"][0]
-
-
-def folder(path: Path, template: str | list[Any] | None, bos: str | None = None) -> Path:
-    """A model's directory with the shipped tokenizer, which begins texts with `bos` if given."""
-    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
-    if bos is not None:
-        token = {"type_id": 0, "id": bos}
-        single = [{"SpecialToken": token}, {"Sequence": {"id": "A", "type_id": 0}}]
-        special = {bos: {"id": bos, "ids": [0], "tokens": [bos]}}
-        kind = {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [],
-            "special_tokens": special,
-        }
-        tokenizer["post_processor"] = kind
-    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = {"bos_token": bos, "chat_template": template}
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
-    return path
 
 
 def test_begin_token_is_not_doubled(tmp_path: Path) -> None:

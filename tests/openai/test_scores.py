@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from endpoint_client import (
     CALLS,
     CHAT,
@@ -10,12 +13,16 @@ from endpoint_client import (
     TEXTS,
     WITH_TOOLS,
     events,
+    folder,
     http,
     tool_client,
 )
 from standins import Echo, scored, text_with
 
+from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.model import Piece
+
+A, B = (PROMPTS.encode(letter, add_special_tokens=False) for letter in "ab")
 
 
 def test_a_prompt_alone_can_be_scored() -> None:
@@ -92,3 +99,23 @@ def test_log_probs_with_echo() -> None:
         assert logs["text_offset"][len(prompt)] == len("Hello there")
         assert model.asked[-1]["return_prompt_log_probs"]
         assert (model.asked[-1]["input_ids"], model.asked[-1]["text_input"]) == (prompt, "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "offsets"),
+    [("a<|end|>b", [0, 0, 1, 8, 9, 10, 10]), ([0, *A, 0, *B], [0, 7, 8, 15, 16, 17, 17])],
+)
+def test_offsets_are_those_of_the_text(
+    tmp_path: Path, prompt: str | list[int], offsets: list[int]
+) -> None:
+    """A text has the special tokens that its client wrote: none that the tokenizer adds before it,
+    and none that the model generates. Token 0 is <|end|>, of seven characters."""
+    tokens = [0, *A, 0, *B]
+    logs = {"prompt": scored(*tokens[1:]), "output": scored(*A, 0, *B)}
+    model = Echo(pieces=[Piece("ab", 3, "stop", len(tokens), log_probs=logs)])
+    client = http(model, Prompts(folder(tmp_path, None, "<|end|>")))
+    body = {"prompt": prompt, "echo": True, "logprobs": 1}
+    choice = client.post(TEXTS, json=body).json()["choices"][0]
+    assert model.asked[0]["input_ids"] == tokens
+    assert choice["logprobs"]["text_offset"] == offsets
+    assert choice["text"].endswith("bab")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from smartspec_gateway.openai.json_parts import Encoded
@@ -50,7 +50,12 @@ class LogProbs(ABC):
         self._token_bytes = token_bytes
 
     @abstractmethod
-    def add(self, entries: Sequence[Any]) -> None: ...
+    def add(self, entries: Sequence[Any]) -> None:
+        """Those of generated tokens."""
+
+    def add_prompt(self, entries: Sequence[Any]) -> None:
+        """Those of the prompt."""
+        self.add(entries)
 
     @abstractmethod
     def take(self) -> dict[str, Any]:
@@ -81,28 +86,44 @@ class OfChat(LogProbs):
 class OfText(LogProbs):
     """In the format of completions, with a list for each kind of value."""
 
-    def __init__(self, token_bytes: TokenBytes, first: int | None) -> None:
-        """first: the first token of a prompt, which has no log-probability."""
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        special: Container[int] = (),
+        first: int | None = None,
+        num_added: int = 0,
+    ) -> None:
+        """special: tokens that generated text leaves out. first: the first token of a prompt, which
+        has no log-probability. num_added: characters of the prompt's tokens before its text."""
         super().__init__(token_bytes)
+        self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_characters = 0
+        self._num_characters = -num_added
         self._columns: dict[str, list[Any]] = {}
         self._empty()
-        self.add([] if first is None else [(first, None, None)])
+        self.add_prompt([] if first is None else [(first, None, None)])
 
     def add(self, entries: Sequence[Any]) -> None:
+        self._add(entries, self._special)
+
+    def add_prompt(self, entries: Sequence[Any]) -> None:
+        """Its text has its special tokens, but those that the tokenizer adds before it."""
+        self._add(entries, ())
+
+    def _add(self, entries: Sequence[Any], left_out: Container[int]) -> None:
         columns = self._columns
         for token, log_prob, top in entries:
             raw = self._token_bytes(token)
             columns["tokens"].append(_text(raw))
             columns["token_logprobs"].append(log_prob)
-            columns["text_offset"].append(self._num_characters)
+            columns["text_offset"].append(max(0, self._num_characters))
             # The token may be a part of a character, which counts with its last part.
-            self._num_characters += len(self._decoder.decode(raw))
+            shown = b"" if token in left_out else raw
+            self._num_characters += len(self._decoder.decode(shown))
             best = {_text(self._token_bytes(other)): value for other, value in reversed(top or ())}
             # OpenAI adds the chosen token where it is not among the most probable ones.
-            shown = None if top is None else {**best, _text(raw): log_prob}
-            columns["top_logprobs"].append(_encoded(shown))
+            chosen = None if top is None else {**best, _text(raw): log_prob}
+            columns["top_logprobs"].append(_encoded(chosen))
 
     def take(self) -> dict[str, Any]:
         found = self._columns

@@ -138,7 +138,7 @@ class Choice:
         for part in found:
             self._add_part(part)
         if piece.log_probs is not None and self.log_probs is not None:
-            self.log_probs.add(piece.log_probs.get("prompt", []))
+            self.log_probs.add_prompt(piece.log_probs.get("prompt", []))
             self.log_probs.add(piece.log_probs.get("output", []))
         if self.finish_reason == "stop" and not self.has_open_call and self.num_calls:
             self.finish_reason = "tool_calls"

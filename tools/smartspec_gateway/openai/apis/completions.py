@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.apis.answers import ChoicesWriter
 from smartspec_gateway.openai.apis.choices import Choice, Prepared, text_of
@@ -14,8 +14,21 @@ from smartspec_gateway.openai.apis.schema import CompletionRequest
 from smartspec_gateway.openai.logprobs import OfText
 from smartspec_gateway.openai.model import Piece
 
-Echo = tuple[str, int | None]
-"""A prompt as text, and its first token if the answer has log-probabilities."""
+
+class Echo(NamedTuple):
+    """A prompt as text. first: its first token, if the answer has log-probabilities. num_added:
+    characters of the tokens that the tokenizer adds before the text."""
+
+    text: str = ""
+    first: int | None = None
+    num_added: int = 0
+
+
+class Own(NamedTuple):
+    """echoes: of all prompts, if wanted. special: tokens that generated text leaves out."""
+
+    echoes: Sequence[Echo]
+    special: frozenset[int]
 
 
 def _prepared(requests: Requests, asked: CompletionRequest) -> Prepared:
@@ -28,9 +41,11 @@ def _prepared(requests: Requests, asked: CompletionRequest) -> Prepared:
     if asked.echo and all(prompts):
         shown = texts or [decode(tokens, "prompt") for tokens in prompts]
         firsts = [None if asked.logprobs is None else tokens[0] for tokens in prompts]
-        echoes = list(zip(shown, firsts, strict=True))
+        num_added = len(requests.prompts.begin_text) if texts else 0
+        echoes = [Echo(*one, num_added) for one in zip(shown, firsts, strict=True)]
     choices = requests.choices(asked, "prompt", prompts)
-    return requests.prepared(asked, choices, list(map(len, prompts)), own=echoes)
+    own = Own(echoes, requests.prompts.special_tokens)
+    return requests.prepared(asked, choices, list(map(len, prompts)), own=own)
 
 
 class CompletionWriter(ChoicesWriter):
@@ -39,11 +54,12 @@ class CompletionWriter(ChoicesWriter):
     id_prefix, type, chunk_type = "cmpl-", "text_completion", "text_completion"
 
     def _new_choice(self, found: Prepared, prompt: int) -> Choice:
-        echoes: Sequence[Echo] = found.own
-        echo, first = echoes[prompt] if echoes else ("", None)
+        own: Own = found.own
+        echo = own.echoes[prompt] if own.echoes else Echo()
         has_logs = found.wanted.num_top_log_probs is not None
-        logs = OfText(self._token_bytes, first) if has_logs else None
-        return Choice.of(found.wanted, echo=echo, log_probs=logs)
+        token_bytes, num_added = self._token_bytes, echo.num_added
+        logs = OfText(token_bytes, own.special, echo.first, num_added) if has_logs else None
+        return Choice.of(found.wanted, echo=echo.text, log_probs=logs)
 
     def _add(self, number: int, piece: Piece) -> Choice:
         if self._asked.token_limit == 0:  # the model has generated one token

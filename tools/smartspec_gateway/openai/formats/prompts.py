@@ -67,10 +67,12 @@ class Prompts:
         self._templates = _templates(folder, config, chat_template)
         self.has_reasoning = any(reasoning.END in each for each in self._templates.values())
         """Whether answers to chats may begin with a reasoning block."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        self._special_names = SpecialNames(one.content for one in added if one.special)
-        special = ("bos_token", "eos_token", "pad_token", "unk_token")
-        self._special = {name: _content(config.get(name)) for name in special if config.get(name)}
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token: one.content for token, one in added.items() if one.special}
+        self._special_names = SpecialNames(special.values())
+        self.special_tokens = frozenset(special)
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        self._special = {name: _content(config.get(name)) for name in names if config.get(name)}
         self._begin_tokens = self._tokenizer.encode("").ids
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
         self.token_bytes = lru_cache(MAX_KNOWN_TOKENS)(self._token_bytes)
@@ -137,6 +139,11 @@ class Prompts:
                 error = refused
         message = f"messages: the chat template refuses them: {error}"
         raise ApiError(400, message, "messages") from error
+
+    @property
+    def begin_text(self) -> str:
+        """The special tokens that the tokenizer adds before a text."""
+        return self.decode(self._begin_tokens)
 
     def is_token(self, mark: str) -> bool:
         """Whether the tokenizer has this text as one token."""
