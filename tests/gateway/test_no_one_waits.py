@@ -35,6 +35,7 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, "n": 128}),
     ("/v1/completions", {"prompt": TOKENS, "n": 128}),
     ("/v1/responses", {"input": TEXT}),
+    ("/v1/responses/input_tokens", {"input": TEXT}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
     ("/v1/messages/count_tokens", {"messages": MESSAGES}),
     ("/tokenize", {"prompt": TEXT, "return_token_strs": True}),

@@ -51,6 +51,7 @@ LARGE: list[tuple[str, dict[str, Any], Any]] = [
     ("/v1/completions", {"prompt": TEXT, "echo": True, "logprobs": 0, "max_tokens": 9}, "own"),
     ("/v1/completions", {"prompt": TOKENS, "n": 128, "max_tokens": 9}, "choices"),
     ("/v1/responses", {"input": TEXT, "metadata": {"a": TEXT}, "max_output_tokens": 9}, "own"),
+    ("/v1/responses/input_tokens", {"input": TEXT}, "input_tokens"),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9, "stop_sequences": ["a"]}, "own"),
     ("/v1/messages/count_tokens", {"messages": MESSAGES}, "input_tokens"),
     ("/tokenize", {"prompt": TEXT, "return_token_strs": True}, "token_strs"),

@@ -95,6 +95,18 @@ def test_a_response_has_the_required_fields() -> None:
     assert item["content"] == [part], "an empty text is an empty message"
 
 
+def test_tokens_are_counted_without_generating(prompts: Prompts) -> None:
+    model = Echo()
+    client = sdk(model, prompts)
+    asked: Any = {"model": "smartspec", "input": "Hello!", "instructions": "x", "tools": [TOOL]}
+    client.responses.create(**asked)
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.input_tokens == len(model.asked[0]["input_ids"])
+    assert (counted.object, len(model.asked)) == ("response.input_tokens", 1)
+    with pytest.raises(openai.NotFoundError, match="model: got 'gpt'"):
+        client.responses.input_tokens.count(**asked | {"model": "gpt"})
+
+
 def test_items_become_messages() -> None:
     """Calls belong to the assistant's message before them."""
     output: dict[str, Any] = {"id": "msg_1", "type": "message", "status": "completed"}

@@ -111,9 +111,7 @@ def _prepared(requests: Requests, asked: MessagesRequest) -> Prepared:
 
 
 def _count_tokens(requests: Requests, asked: MessagesPrompt) -> dict[str, Any]:
-    chat = chat_of(asked)
-    requests.check_chat(chat)
-    return {"input_tokens": len(requests.chat_prompt(chat.messages, chat)[0])}
+    return {"input_tokens": requests.num_prompt_tokens(chat_of(asked))}
 
 
 def error_document(error: ApiError) -> dict[str, Any]:

@@ -106,6 +106,10 @@ class Requests:
             message = "tool_choice: got 'required' without a function of tools"
             raise ApiError(400, message, "tool_choice")
 
+    def num_prompt_tokens(self, asked: ChatRequest) -> int:
+        self.check_chat(asked)
+        return len(self.chat_prompt(asked.messages, asked)[0])
+
     def chat_prompt(
         self, messages: Sequence[Message], asked: ChatPrompt
     ) -> tuple[list[int], bool | None]:

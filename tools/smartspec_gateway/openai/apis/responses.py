@@ -95,6 +95,11 @@ def _prepared(requests: Requests, asked: ResponsesRequest) -> Prepared:
     return requests.of_chat(chat_of(asked), own=head, ignored=asked.ignored)
 
 
+def _count_tokens(requests: Requests, asked: ResponsesRequest) -> dict[str, Any]:
+    num_tokens = requests.num_prompt_tokens(chat_of(asked))
+    return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+
 def _head(asked: ResponsesRequest, model: str) -> dict[str, Encoded]:
     """What the response has of its request, as JSON."""
     found = {
@@ -318,3 +323,4 @@ class ResponseWriter(ItemWriter):
 
 
 ROUTE = Route(ResponsesRequest.route, ResponsesRequest, _prepared, ResponseWriter)
+COUNT_ROUTE = Route(f"{ResponsesRequest.route}/input_tokens", ResponsesRequest, _count_tokens)

@@ -16,6 +16,7 @@ ROUTES = (
     chats.ROUTE,
     completions.ROUTE,
     responses.ROUTE,
+    responses.COUNT_ROUTE,
     messages.ROUTE,
     messages.COUNT_ROUTE,
     *tokens.ROUTES,
