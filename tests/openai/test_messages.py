@@ -430,6 +430,7 @@ IN_TEXT = "messages.0.content.0"
 
 
 USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
+IN_ANSWER = {"type": "text", "text": "I look."}
 USES = [{"role": "assistant", "content": [USE] * number} for number in (64, 65)]
 
 
@@ -455,6 +456,10 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     (
         {"messages": [*HELLO, *USES]},
         "messages: got 129 blocks tool_use in one turn, must be at most 128",
+    ),
+    (
+        {"messages": [*HELLO, {"role": "assistant", "content": [IN_ANSWER, USE]}]},
+        "messages: got tool calls in the last message, whose text is to be continued",
     ),
     (asked_with({"type": "tool_result"}), f"{IN_TEXT}.tool_use_id: must be given"),
     (

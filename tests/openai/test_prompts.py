@@ -14,6 +14,9 @@ from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.prompts import PromptError, Prompts
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 def test_models_tokens_and_health() -> None:
     asked = http()
     (model,) = asked.get("/v1/models").json()["data"]
@@ -55,6 +58,15 @@ def test_tokens_behind_a_gap_of_ids_exist(tmp_path: Path) -> None:
         ({"messages": []}, "messages", "length 1 or more"),
         ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens", "must be false"),
         ({"messages": HELLO, "continue_final_message": True}, "add_generation_prompt", "must be"),
+        (
+            {
+                "messages": [*HELLO, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+            },
+            "messages",
+            "got tool calls in the last message, whose text is to be continued",
+        ),
         ({"messages": HELLO, "chat_template": "x"}, "chat_template", "chat_template_kwargs"),
     ],
 )

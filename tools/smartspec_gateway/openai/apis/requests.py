@@ -114,10 +114,7 @@ class Requests:
         self, messages: Sequence[Message], asked: ChatPrompt
     ) -> tuple[list[int], bool | None]:
         """The tokens, and whether they end in a reasoning block; None if the answer has none."""
-        if asked.continue_final_message and asked.add_generation_prompt:
-            name = "add_generation_prompt"
-            message = f"{name}: got True, must be false with continue_final_message"
-            raise ApiError(400, message, name)
+        _check_continued(messages, asked)
         given = [message.for_template() for message in messages]
         variables = asked.variables
         tools = [tool.model_dump(exclude_none=True) for tool in asked.usable_tools]
@@ -290,3 +287,19 @@ class Requests:
     def _too_long(self, field: str, got: str, allowed: str, num_tokens: int) -> ApiError:
         """num_tokens: of the prompt, or fewer if it is not tokenized."""
         return PromptTooLong(field, got, allowed, num_tokens, self.context_len - 1)
+
+
+def _check_continued(messages: Sequence[Message], asked: ChatPrompt) -> None:
+    """Raises ApiError if the last message cannot be continued as the request says."""
+    if not asked.continue_final_message:
+        return
+    if asked.add_generation_prompt:
+        name = "add_generation_prompt"
+        message = f"{name}: got True, must be false with continue_final_message"
+        raise ApiError(400, message, name)
+    if messages[-1].tool_calls:  # a template writes them behind the text that is continued
+        message = (
+            "messages: got tool calls in the last message, whose text is to be continued: leave "
+            "them out, or send their results"
+        )
+        raise ApiError(400, message, "messages")
