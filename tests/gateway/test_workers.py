@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -160,6 +161,34 @@ def test_a_process_that_does_not_start_is_an_error_of_the_server(
                     assert raised.value.status == 500
             with pytest.raises(Refused, match="must be a ModelInferRequest"):
                 await found.run(here, grpc_front.KIND, b"\xff" * (LONG + 1))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "message"),
+    [
+        ("exit 1", 500, "the process for large requests failed"),
+        ("kill -s ALRM $$", 400, "takes more than 60 s or too much memory"),
+        ("cat {}; cat > /dev/null", 400, "takes more than 60 s or too much memory"),
+    ],
+)
+def test_an_error_of_a_process_is_not_a_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, status: int, message: str
+) -> None:
+    """The last program returns a MemoryError."""
+    error = pickle.dumps((False, MemoryError()))
+    result, script = tmp_path / "result", tmp_path / "worker"
+    result.write_bytes(len(error).to_bytes(workers.SIZE_BYTES) + error)
+    script.write_text(f"#!/bin/sh\nprintf r; read line; {program.format(result)}")
+    script.chmod(0o700)
+
+    async def run() -> None:
+        async with made() as found:
+            monkeypatch.setattr(sys, "executable", str(script))
+            with pytest.raises(Refused, match=message) as raised:
+                await found.run(here, "generate", b" " * (LONG + 1))
+            assert raised.value.status == status
 
     asyncio.run(run())
 

@@ -13,7 +13,6 @@ from standins import TINY, Echo
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats.prompts import PromptError, Prompts
 
-
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 

@@ -12,7 +12,6 @@ import resource
 import signal
 import sys
 from functools import cache
-from typing import Any
 
 from smartspec_gateway import grpc_front, v2
 from smartspec_gateway.workers import MAX_PROCESS_BYTES, READY, SIZE_BYTES, WORK_S, Work
@@ -29,18 +28,18 @@ def main() -> None:
         header = json.loads(line)
         body = given.read(header["size"])
         signal.alarm(WORK_S)
-        result = pickle.dumps(_result(header["kind"], body, header["context_len"]), 5)
+        result = _result(header["kind"], body, header["context_len"])
         signal.alarm(0)
         results.write(len(result).to_bytes(SIZE_BYTES) + result)
         results.flush()
 
 
-def _result(kind: str, body: bytes, context_len: int) -> tuple[bool, Any]:
-    """Whether it is a result, and the result or the exception."""
+def _result(kind: str, body: bytes, context_len: int) -> bytes:
+    """Whether it is a result, and the result or the exception, pickled."""
     try:
-        return True, _work_of(kind)(kind, body, context_len)
+        return pickle.dumps((True, _work_of(kind)(kind, body, context_len)), 5)
     except Exception as error:
-        return False, error
+        return pickle.dumps((False, error), 5)
 
 
 def _work_of(kind: str) -> Work:

@@ -41,6 +41,8 @@ READY = b"r"
 SIZE_BYTES = 8
 _TOO_LONG = f"the request takes more than {WORK_S} s or too much memory: send a shorter one"
 
+_FAILED = "the process for large requests failed: see the gateway's log"
+
 
 class Workers:
     """At most MAX_PROCESSES processes. Use within one event loop, and `close` it."""
@@ -96,14 +98,23 @@ class _Process:
                 await self._start()
             is_good, result = pickle.loads(await self._answer(header, body))
         except (OSError, asyncio.IncompleteReadError):
-            await self.kill()
-            raise Refused(400, _TOO_LONG) from None
+            raise await self._why_ended() from None
         except BaseException:  # its next answer would be that to this request
             await self.kill()
             raise
+        if isinstance(result, MemoryError):
+            raise Refused(400, _TOO_LONG)
         if not is_good:
             raise result
         return result
+
+    async def _why_ended(self) -> Refused:
+        """Its time limit, or the system when memory is short, ends the process by a signal. An
+        error of Python ends it with a code, and is in the log."""
+        assert self._running is not None
+        code = await self._running.wait()
+        await self.kill()
+        return Refused(500, _FAILED) if code > 0 else Refused(400, _TOO_LONG)
 
     async def _start(self) -> None:
         """Raises Refused if it does not start. What it says of this is in the log."""
