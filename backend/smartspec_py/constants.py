@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 DRAFT_MODEL = "draft_model"
@@ -25,6 +26,12 @@ JSON_STYLE: Any = {
 """How JSON is written that follows a schema, for llguidance: on one line, as Python writes it.
 Where a grammar allows other whitespace, little is forced, and some models write spaces until
 `max_tokens`. What cannot be followed exactly is refused."""
+
+LOOK_AROUND = re.compile(
+    r"(?:[^\\\[(]|\\.|\[(?:\\.|[^\]\\])*\]|\((?!\?<?[=!]))*\(\?<?[=!]", re.DOTALL
+)
+"""Matches a regular expression with look-around, which grammars do not have: outside of escapes and
+of sets of characters."""
 
 DEFAULT_CONTEXT_LEN = 512
 """Context length of benchmarks, and of engines whose models define none."""

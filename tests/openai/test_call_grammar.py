@@ -164,6 +164,7 @@ def test_keys_that_a_schema_does_not_name(
     [
         {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
         {"type": "array", "items": {"type": "integer"}, "not": {"maxItems": 0}},
+        {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"pattern": "^(?!a).*$"}]}},
         {"oneOf": [{"type": "array", "items": {"type": kind}} for kind in ("integer", "number")]},
     ],
 )

@@ -207,6 +207,33 @@ LENIENT = '{"format": "x", "x-guidance": {"lenient": true}, "type": "string"}'
             "guided_decoding_guide",
             "rules with stop are not supported",
         ),
+        (
+            {
+                "guide": json.dumps(
+                    {"properties": {"a": {"items": [{"pattern": r"\(?=[(?!](?!x)"}]}}}
+                )
+            },
+            "guided_decoding_guide",
+            r"properties.a.items.0.pattern: got '\\(?=[(?!](?!x)', must have no look-around: it is",
+        ),
+        (
+            {"guide": json.dumps({"patternProperties": {"^(?<=a)b": {}}})},
+            "guided_decoding_guide",
+            "patternProperties: got '^(?<=a)b', must have no look-around",
+        ),
+        (
+            {
+                "guide_type": GuideType.EBNF_GRAMMAR,
+                "guide": 'start: "a" %json {"pattern": "(?=a)b"}',
+            },
+            "guided_decoding_guide",
+            "works: pattern: got '(?=a)b', must have no look-around: it is not supported",
+        ),
+        (
+            {"guide_type": GuideType.REGEX, "guide": "a(?=b)"},
+            "guided_decoding_guide",
+            "works: got 'a(?=b)', must have no look-around: it is not supported",
+        ),
         ({"guide": '{"multipleOf": 123456789}'}, "guided_decoding_guide", "multipleOf"),
         (
             {"guide_type": GuideType.EBNF_GRAMMAR, "guide": HUGE_MULTIPLE},

@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from smartspec_py.constants import JSON_STYLE, lark_text
+from smartspec_py.constants import JSON_STYLE, LOOK_AROUND, lark_text
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.structured.token_names import LARK_JSON, AddedTokens
 
@@ -47,6 +47,9 @@ MAX_MULTIPLE = 10_000
 library makes a state for each remainder, and its limits do not count them: a value of 123456789
 took minutes and 9 GB."""
 
+VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keys of a schema whose values are no schemas."""
+
 ANY_JSON = '{"type": ["object", "array"]}'
 
 
@@ -58,6 +61,7 @@ def grammar_text(kind: GuideType, guide: str, added: AddedTokens) -> str:
     """The grammar in llguidance's own format. added: of the tokenizer. Raises GrammarError, and
     plain exceptions."""
     if kind is GuideType.REGEX:
+        _check_pattern("", guide)
         return LLMatcher.grammar_from_regex(guide)
     if kind is GuideType.EBNF_GRAMMAR:
         # The library looks for blank lines in quadratic time, and holds Python's lock.
@@ -66,7 +70,7 @@ def grammar_text(kind: GuideType, guide: str, added: AddedTokens) -> str:
             raise GrammarError(f"rules with {match[1]} are not supported")
         lark = added.in_lark(any_to_lark(guide))
         for match in LARK_JSON.finditer(lark):
-            _check_multiples(lark, match.end())
+            _check_schema(lark, match.end())
         return LLMatcher.grammar_from_lark(lark)
     if kind is GuideType.CHOICE:
         texts = json.loads(guide)
@@ -79,7 +83,7 @@ def grammar_text(kind: GuideType, guide: str, added: AddedTokens) -> str:
     if kind not in (GuideType.JSON, GuideType.JSON_SCHEMA):
         assert_never(kind)
     schema = ANY_JSON if kind is GuideType.JSON else guide
-    _check_multiples(schema, len(schema) - len(schema.lstrip()))
+    _check_schema(schema, len(schema) - len(schema.lstrip()))
     return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
 
 
@@ -133,9 +137,33 @@ def short(text: str) -> str:
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}.."
 
 
-def _check_multiples(text: str, start: int) -> None:
-    """Raises GrammarError if the JSON at this place is too expensive. The library says what is
+def _check_schema(text: str, start: int) -> None:
+    """Raises GrammarError for a schema at this place that cannot be used. The library says what is
     wrong with text that is not JSON."""
+    _check_multiples(text, start)
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:
+        return
+    parts = [("", schema)]
+    for place, part in parts:
+        if isinstance(part, dict):
+            parts += [(f"{place}{name}.", part[name]) for name in part if name not in VALUES]
+            if isinstance(pattern := part.get("pattern"), str):
+                _check_pattern(f"{place}pattern: ", pattern)
+            for pattern in part.get("patternProperties") or ():
+                _check_pattern(f"{place}patternProperties: ", str(pattern))
+        elif isinstance(part, list):
+            parts += [(f"{place}{number}.", each) for number, each in enumerate(part)]
+
+
+def _check_pattern(place: str, pattern: str) -> None:
+    if LOOK_AROUND.match(pattern):
+        raise GrammarError(f"{place}got {pattern!r}, must have no look-around: it is not supported")
+
+
+def _check_multiples(text: str, start: int) -> None:
+    """Raises GrammarError if the JSON at this place is too expensive."""
     multiples = [1]
 
     def note(members: list[tuple[str, Any]]) -> None:

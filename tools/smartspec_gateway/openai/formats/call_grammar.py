@@ -10,7 +10,7 @@ from typing import Any
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
 from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END, LIST_MARKS
-from smartspec_py.constants import JSON_STYLE
+from smartspec_py.constants import JSON_STYLE, LOOK_AROUND
 
 MAX_CALLS = 16
 """Calls of one answer that must call. Small models repeat themselves until the context is full."""
@@ -63,7 +63,8 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         calls = f'"[" {calls} "]"'
     rules = [f"start: {calls}", f"call: {names}"]
     for number, (name, parameters) in enumerate(functions):
-        schema = {**_closed(parameters or {"properties": {}}), "type": "object"}
+        known = _without_look_around(parameters or {"properties": {}})
+        schema = {**_closed(known), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
             rules += _xml_rules(number, name, schema)
         else:
@@ -75,6 +76,18 @@ def calls_or_json(calls: str, schema: str) -> str:
     """A Lark grammar of what follows the grammar of `call_grammar`, or this JSON schema."""
     both = calls.replace("start: ", "start: json | calls\ncalls: ", 1)
     return f"{both}\njson: {_json(json.loads(schema), JSON_STYLE)}"
+
+
+def _without_look_around(part: Any) -> Any:
+    """The schema without patterns that a grammar cannot express."""
+    if isinstance(part, list):
+        return list(map(_without_look_around, part))
+    if not isinstance(part, dict):
+        return part
+    pattern = part.get("pattern")
+    is_wrong = isinstance(pattern, str) and LOOK_AROUND.match(pattern)
+    left_out = ("pattern",) if is_wrong else ()
+    return {key: _without_look_around(part[key]) for key in part if key not in left_out}
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
