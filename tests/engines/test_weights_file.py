@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import BufferedWriter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +97,29 @@ def test_a_damaged_or_unfinished_file_is_not_used(model: Path) -> None:
     assert used(opened(model))
     [index] = (model.parent / "kept").glob("*.json")
     index.write_text("{")
+    assert used(opened(model))
+    assert not used(opened(model))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data": 5},
+        {"size": "5"},
+        {"sources": []},
+        {"places": 5},
+        {"places": {"one": 5}},
+        {"places": {"one": [5]}},
+        {"places": {"one": [["0", "|i1", [3, 4]]]}},
+    ],
+)
+def test_an_index_with_a_wrong_type_is_not_used(model: Path, changed: dict[str, Any]) -> None:
+    """Of this model, and of another one, whose files are tidied."""
+    used(opened(model))
+    [index] = (model.parent / "kept").glob("*.json")
+    document = json.loads(index.read_text())
+    index.with_name("other.json").write_text(json.dumps(document | changed))
+    index.write_text(json.dumps(document | changed))
     assert used(opened(model))
     assert not used(opened(model))
 

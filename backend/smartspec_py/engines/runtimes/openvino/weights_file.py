@@ -182,12 +182,17 @@ def _state(path: Path) -> list[int]:
 
 
 def _read(index: Path) -> dict[str, Any]:
-    """The document of an index; empty if it cannot be read."""
+    """The document of an index; empty if it cannot be read or is none."""
     try:
-        document = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+        places = [place for tensors in document["places"].values() for place in tensors]
+        kinds = [type(document[name]) for name in ("data", "size", "sources")]
+        is_index = kinds == [str, int, dict] and all(
+            list(map(type, place)) == [int, str, list] for place in places
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return document if isinstance(document, dict) else {}
+    return document if is_index else {}
 
 
 def _tidy(folder: Path, most_bytes: int, but: Path) -> None:
@@ -224,6 +229,6 @@ def _is_valid(document: dict[str, Any]) -> bool:
     """Whether it is complete and its model's files are still the same."""
     try:
         same = [_state(Path(path)) == state for path, state in document["sources"].items()]
-        return document.keys() >= {"data", "size"} and all(same)
+        return all(same)
     except (OSError, KeyError):
         return False
