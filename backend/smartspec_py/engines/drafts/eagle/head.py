@@ -156,7 +156,7 @@ def _check_supported(
     """Raise ModelError for the first field with an unsupported value."""
     quantization = document.get("quantization_config") or of_layer.get("quantization_config")
     windows = "sliding_attention" in (of_layer.get("layer_types") or ())
-    checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+    fields: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("speculators_model_type", document.get("speculators_model_type", "eagle3"), ("eagle3",)),
         ("model_type", of_layer.get("model_type", "llama"), ("llama",)),
         ("num_hidden_layers", layer.num_hidden_layers, (1,)),
@@ -165,7 +165,7 @@ def _check_supported(
         ("use_sliding_window", bool(of_layer.get("use_sliding_window") or windows), (False,)),
         ("quantization_config", quantization, (None,)),
     )
-    for name, value, allowed in checks:
+    for name, value, allowed in fields:
         if value not in allowed:
             names = ", ".join(map(str, allowed))
             raise ModelError(
