@@ -156,6 +156,20 @@ def test_a_start_warms_every_copy() -> None:
     assert {1, 4, 7} <= set(runner.warm_shapes)
 
 
+def test_a_timed_pass_that_fails_keeps_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = OpenVinoRunner(AutoModelForCausalLM.from_config(CONFIGS["llama"]), CONFIG)
+    runner.forward([RowInput(0, 0, [3] * 12, 1, 12)])
+    shapes = set(runner.warm_shapes)
+
+    def fail(inputs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(runner, "forward", fail)
+    with pytest.raises(MemoryError):
+        runner.time_pass(1, 12, 0)
+    assert set(runner.warm_shapes) == shapes
+
+
 def test_blocks_give_memory_back() -> None:
     """Pages that were given back are read as 0. A block takes one page: 32 tokens of 32 numbers. Of
     two rows of 64 tokens and one more, there are six blocks, and one for padding."""

@@ -333,9 +333,10 @@ class OpenVinoRunner(Runner):
         given = batch_size, tokens_per_row, context_len, num_logits
         self.cache.occupy(batch_size, min(context_len + tokens_per_row, self.config.max_len))
         kept, self._most_padding = self._most_padding, 0
-        seconds = super().time_pass(*given)
-        self._most_padding = kept
-        return seconds
+        try:
+            return super().time_pass(*given)
+        finally:
+            self._most_padding = kept
 
     def release(self) -> None:
         self.cache.release()
