@@ -19,7 +19,7 @@ from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, evaluate
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, StepRecord
-from smartspec_py.serving.step_trace import steps_text
+from smartspec_py.serving.step_trace import header_line, step_line
 from smartspec_sim.traces import unexplained
 
 COST = CostModel(
@@ -68,7 +68,7 @@ def made(
 
 
 def explained(path: Path, one: StepRecord, *options: str) -> Result:
-    path.write_text(steps_text(COST, None, [one]))
+    path.write_text(header_line(COST, None) + step_line(one))
     result = CliRunner().invoke(app, ["explain", "--trace", str(path), *options])
     assert result.exit_code == 0, result.output
     return result

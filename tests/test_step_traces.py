@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from smartspec_py.core.plan.planner import PlannerSettings, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, Reason, StepRecord
-from smartspec_py.serving.step_trace import NUMBERS, steps_text
+from smartspec_py.serving.step_trace import NUMBERS, header_line, step_line
 from smartspec_sim.traces import TraceError, decide, parse_steps, unexplained
 
 COST = CostModel(
@@ -21,6 +22,10 @@ COST = CostModel(
     draft_prefill_s=1 / 3e4,
 )
 DEARER = replace(COST, draft=PassTable((1, 64), (1,), ((0.008,), (0.016,))))
+
+
+def text_of(steps: Iterable[StepRecord], cost: CostModel = COST) -> str:
+    return header_line(cost, None) + "".join(map(step_line, steps))
 
 
 def random_views(rng: np.random.Generator) -> list[SequenceView]:
@@ -71,12 +76,12 @@ def recorded(seeds: range) -> list[StepRecord]:
 def test_a_recorded_plan_is_decided_again() -> None:
     """From the file alone, to the last bit of what is expected; another cost decides otherwise."""
     steps = recorded(range(60))
-    again = parse_steps("steps", steps_text(COST, None, steps))
+    again = parse_steps("steps", text_of(steps))
     assert (again.profile, again.batch_table, again.steps) == (COST, None, steps)
     assert unexplained(again.steps) == []
     plans = [step.decision.plan for step in steps]
     assert [decide(step) for step in again.steps] == plans
-    dearer = [decide(step, DEARER) for step in again.steps]
+    dearer = [plan(v.views, DEARER, v.settings) for v in (step.decision for step in steps)]
     assert any(new.draft_lens != old.draft_lens for new, old in zip(dearer, plans, strict=True))
     chosen = [k for old in plans for k in old.draft_lens.values()]
     assert len(set(chosen)) > 4, "the views must leave something to decide"
@@ -84,7 +89,7 @@ def test_a_recorded_plan_is_decided_again() -> None:
 
 def test_cost_models_come_back_with_what_prompts_take() -> None:
     cost = replace(COST, prompt=PassTable((1,), (1, 16), ((1 / 3, 2.0),)))
-    assert parse_steps("steps", steps_text(cost)).profile == cost
+    assert parse_steps("steps", text_of([], cost)).profile == cost
 
 
 def test_a_plan_that_was_tampered_with_is_found() -> None:
@@ -106,12 +111,12 @@ def test_arrays_and_options_are_written_as_plain_numbers() -> None:
     numpys = SpecPlan({4: int(np.int64(2))}, np.float64(1.5), np.float64(0.25), {4: np.int64(1)})
     (step,) = recorded(range(1))
     step = replace(step, decision=replace(step.decision, views=[arrays], plan=numpys))
-    (again,) = parse_steps("steps", steps_text(COST, None, [step])).steps
+    (again,) = parse_steps("steps", text_of([step])).steps
     assert again.decision.views == [view]
     assert again.decision.plan == spec_plan
 
 
 def test_a_step_without_a_field_is_refused() -> None:
-    text = steps_text(COST, None, recorded(range(2))).replace('"factors"', '"other"')
+    text = text_of(recorded(range(2))).replace('"factors"', '"other"')
     with pytest.raises(TraceError, match="steps, line 2: 'factors' is missing"):
         parse_steps("steps", text)

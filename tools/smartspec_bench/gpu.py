@@ -63,6 +63,9 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 8192,
 }
 
+NUM_CALLS = 20
+"""In a CUDA graph of which one call is timed."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -92,16 +95,16 @@ class Run:
             times.append(1e3 * (time.perf_counter() - start))
         return statistics.median(times[2:])
 
-    def kernel_ms(self, call: Callable[[], Any], calls: int = 20) -> float:
+    def kernel_ms(self, call: Callable[[], Any]) -> float:
         """Milliseconds of a call without its launches: in a CUDA graph of several calls."""
         if self.is_dry:
             return self.ms(call)
         call()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(calls):
+            for _ in range(NUM_CALLS):
                 call()
-        return self.ms(graph.replay) / calls
+        return self.ms(graph.replay) / NUM_CALLS
 
     def config(self, num_rows: int, max_len: int) -> RunnerConfig:
         vocab_size = self.model["vocab_size"]

@@ -315,14 +315,14 @@ class TritonServer:
         asks = {"Triton": self.is_model_ready, Gateway.name: self._gateway.answers}
         return {name: Answers(ask, limit_s) for name, ask in asks.items()}
 
-    def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
+    def log_tail(self) -> str:
         """The last lines of Triton's log, without its tables and NO_ALARM."""
         if not self.log_path.exists():
             return ""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         lines = [line for line in lines if line.strip() and line[0] not in "+|"]
         lines = [line for line in lines if NO_ALARM not in line]
-        return "\n".join(lines[-num_lines:])
+        return "\n".join(lines[-LOG_TAIL_LINES:])
 
     def stop(self) -> int | None:
         """Drain, end Triton, then SIGKILL to the remaining processes of the group. Idempotent.

@@ -62,14 +62,14 @@ def parse_target(text: str) -> Target:
     return Target(found["statistic"], found["latency"], scale * float(found["bound"]))
 
 
-def smallest(is_enough: Callable[[int], bool], guess: int, most: int = MAX_REPLICAS) -> int | None:
-    """The smallest number in 1..most that is enough; None if `most` is not.
+def smallest(is_enough: Callable[[int], bool], guess: int) -> int | None:
+    """The smallest number in 1..MAX_REPLICAS that is enough; None if that is not.
 
     Assumes that more are never worse. Begins at `guess`, grows by half, then bisects.
     """
-    too_few, number = 0, max(1, min(guess, most))
+    too_few, number = 0, max(1, min(guess, MAX_REPLICAS))
     while not is_enough(number):
-        if number == most:
+        if number == MAX_REPLICAS:
             return None
-        too_few, number = number, min(most, math.ceil(1.5 * number))
+        too_few, number = number, min(MAX_REPLICAS, math.ceil(1.5 * number))
     return bisect_left(range(number), True, lo=too_few + 1, key=is_enough)

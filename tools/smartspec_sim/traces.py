@@ -22,7 +22,7 @@ from smartspec_py.serving.step_trace import NUMBERS, STEP_FORMAT, STEP_VERSION
 
 @dataclass(frozen=True, slots=True)
 class StepTraceFile:
-    """The arguments of `steps_text`."""
+    """The arguments of `header_line`, and the steps of the other lines."""
 
     profile: CostModel
     batch_table: BatchTable | None
@@ -33,16 +33,15 @@ class TraceError(ValueError):
     """A trace cannot be read. The message names the place and the reason."""
 
 
-def decide(step: StepRecord, cost: CostModel | None = None) -> SpecPlan:
-    """The plan of the present planner for the recorded inputs; cost: None means the recorded
-    one."""
+def decide(step: StepRecord) -> SpecPlan:
+    """The plan of the present planner for the recorded inputs."""
     decision = step.decision
-    return plan(decision.views, cost or decision.cost, decision.settings)
+    return plan(decision.views, decision.cost, decision.settings)
 
 
 def unexplained(steps: Sequence[StepRecord]) -> list[int]:
-    """Indices of the steps whose recorded plan differs from `decide` with their own cost model, in
-    draft lengths or in what is expected."""
+    """Indices of the steps whose recorded plan differs from `decide`, in draft lengths or in
+    what is expected."""
     return [i for i, step in enumerate(steps) if decide(step) != step.decision.plan]
 
 

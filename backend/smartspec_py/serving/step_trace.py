@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from itertools import islice
 from typing import Any
@@ -51,10 +51,8 @@ MAX_LINES = 1024
 """Steps that are kept for explanations."""
 
 
-def steps_text(
-    profile: CostModel, batch_table: BatchTable | None = None, steps: Iterable[StepRecord] = ()
-) -> str:
-    """The file as text: a header line, then one line per step.
+def header_line(profile: CostModel, batch_table: BatchTable | None) -> str:
+    """The first line of the file.
 
     profile: the cost model without corrections. batch_table: table of the policy `batch_table`.
     """
@@ -64,7 +62,7 @@ def steps_text(
         "profile": asdict(profile),
         "batch_table": batch_table and asdict(batch_table),
     }
-    return _line(header) + "".join(map(step_line, steps))
+    return _line(header)
 
 
 def step_line(step: StepRecord) -> str:
@@ -121,7 +119,7 @@ class StepLog:
 
     def __init__(self, profile: CostModel, batch_table: BatchTable | None) -> None:
         """profile: the loop's cost model without corrections. batch_table: the planner's table."""
-        self._header = steps_text(profile, batch_table)
+        self._header = header_line(profile, batch_table)
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
     def add(self, step: StepRecord) -> None:
