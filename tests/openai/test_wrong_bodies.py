@@ -27,6 +27,8 @@ TEXT = "messages.0.content.0.text"
         ({"temperature": 3}, "temperature", "got 3"),
         ({"max_tokens": 0}, "max_tokens", "got 0"),
         ({"max_tokens": 2**40}, "max_tokens", "got 1099511627776"),
+        ({"max_tokens": 1e300}, "max_tokens", "got 1e+300, must be an integer of 64 bits"),
+        ({"guided_regex": ""}, "guided_regex", "got '', must be text of length 1 or more"),
         ({"max_token": 3}, "max_token", "did you mean max_tokens"),
         ({"functions": [{}]}, "functions", "must be empty: use tools"),
         ({"function_call": {"name": "f"}}, "function_call", "must be 'auto' or 'none'"),
