@@ -195,7 +195,7 @@ def test_null_and_fields_without_effect_change_nothing() -> None:
     for more in ({}, chat_nulls, IGNORED | OF_CHATS):
         answer = http(model).post(CHAT, json={"messages": HELLO, **more})
         assert answer.status_code == 200, answer.text
-    for more in ({}, nulls | {"echo": None, "best_of": None}, IGNORED):
+    for more in ({}, nulls | {"echo": None, "logprobs": False}, IGNORED):
         answer = http(model).post(TEXTS, json={"prompt": "Hello", **more})
         assert answer.status_code == 200, answer.text
     assert model.asked[0] == model.asked[1] == model.asked[2]

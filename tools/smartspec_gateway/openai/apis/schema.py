@@ -56,6 +56,11 @@ def _few_keys(value: Any) -> Any:
     return value
 
 
+def _none_if_false(value: Any) -> Any:
+    """Clients that know the field from chats send false. As a number it would be 0."""
+    return None if value is False else value
+
+
 def few(most: int) -> Any:
     """Of a list: at most so many elements, and one error."""
     return Field(max_length=most, fail_fast=True)
@@ -383,7 +388,7 @@ class CompletionRequest(Generation):
         description="put the prompt before the text; with logprobs also its log-probabilities, "
         "which need its whole computation. max_tokens may then be 0",
     )
-    logprobs: int | None = Field(
+    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = Field(
         None,
         ge=0,
         le=MAX_TOP_LOG_PROBS,
