@@ -115,6 +115,21 @@ TEXT = "messages.0.content.0.text"
         ({"web_search_options": {}}, "web_search_options", "is not supported; leave it out"),
         ({"skip_special_tokens": False}, "skip_special_tokens", "True"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT, "must be given"),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages.0.function_call",
+            "must be left out: use tool_calls",
+        ),
+        (
+            {"messages": [{"role": "assistant", "audio": {"id": "a"}}]},
+            "messages.0.audio",
+            "must be left out: use content",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "prefix": True}]},
+            "messages.0.prefix",
+            "got True, must be false or left out: use continue_final_message",
+        ),
         ({"messages": [5]}, "messages.0", "messages.0: got 5, must be an object"),
         ({"temperature": float("inf")}, "temperature", "got inf"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "robot"),

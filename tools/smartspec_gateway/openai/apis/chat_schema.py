@@ -128,7 +128,8 @@ as_text = with_markers("text")
 
 
 class Message(Body):
-    """A message. Other keys are passed to the chat template."""
+    """A message. Other keys are passed to the chat template. Those that no template reads, and that
+    would change the prompt, are refused."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -136,6 +137,11 @@ class Message(Body):
     content: str | Parts | None = None
     refusal: str | None = None
     tool_calls: ToolCalls | None = None
+    function_call: Annotated[None, only("left out: use tool_calls")] = None
+    audio: Annotated[None, only("left out: use content")] = None
+    prefix: Annotated[bool | None, only("false or left out: use continue_final_message", False)] = (
+        None
+    )
 
     @model_validator(mode="before")
     @classmethod
