@@ -441,6 +441,7 @@ def asked_with(*blocks: Any) -> dict[str, Any]:
 SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens: must be given"),
     ({"max_tokens": 0}, "max_tokens: got 0, must be greater than or equal to 1"),
+    ({"output_format": {}}, "output_format: unknown; did you mean output_config.format?"),
     ({"stop": "x"}, "stop: unknown; did you mean stop_sequences?"),
     ({"stop_sequences": ["a"] * 17}, "stop_sequences: got"),
     ({"model": "x"}, "model: got 'x', must be 'smartspec'"),

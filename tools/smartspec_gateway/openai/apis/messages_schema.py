@@ -29,11 +29,12 @@ NAMES = {
     "max_completion_tokens": "max_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "reasoning_effort": "output_config.effort",
+    "output_format": "output_config.format",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "response_format with tools": "output_config.format with tools",
 }
-"""Fields of chats that have another name here."""
+"""Fields of chats and of earlier versions that have another name here."""
 
 WHY_NOT_RUN = "left out: the server runs no tools"
 
