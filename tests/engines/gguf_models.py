@@ -30,6 +30,22 @@ GPT_4O = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def by_rule(split: str) -> Any:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
 ORIGINALS: dict[str, Any] = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": pre_tokenizers.Sequence(
@@ -38,15 +54,9 @@ ORIGINALS: dict[str, Any] = {
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     ),
-    **{
-        name: pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(split), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        for name, split in (("qwen2", QWEN), ("gpt-4o", GPT_4O))
-    },
+    "qwen2": by_rule(QWEN),
+    "gpt-4o": by_rule(GPT_4O),
+    "tekken": by_rule(TEKKEN),
 }
 """Those of the models' own tokenizer.json."""
 

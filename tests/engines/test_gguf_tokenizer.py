@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_tokens_are_those_of_the_original(tmp_path: Path, name: str) -> None:
-    write(tmp_path / "m.gguf", fields(name))
+    write(tmp_path / "m.gguf", {**fields(name), "add_bos_token": False})
     found = load_tokenizer("engine.model", model_folder(tmp_path))
     for text in TEXTS:
         # Tokenizers of Qwen compose characters and their accents.
@@ -31,6 +31,7 @@ def test_tokens_are_those_of_the_original(tmp_path: Path, name: str) -> None:
     [
         ("llama-bpe", None, True),
         ("llama-bpe", False, False),
+        ("tekken", None, True),
         ("gpt-2", None, False),
         ("gpt-2", True, True),
     ],

@@ -20,6 +20,7 @@ from smartspec_py.faults import ConfigError
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 """Kinds of tokens. A tokenizer.json has no unused ones, which pad the vocabulary."""
 
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,22 +33,30 @@ _GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDING}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
-SPLITS = {
-    "gpt-2": "",
-    "smollm": r"\p{N}",
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "smaug-bpe": _LLAMA3,
-    "gpt-4o": _GPT4O,
-    "qwen2": _QWEN,
-    "deepseek-r1-qwen": _QWEN,
+SPLITS: dict[str, tuple[str, ...]] = {
+    "gpt-2": (_GPT2,),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3", "falcon3", "smaug-bpe"), (_LLAMA3,)),
+    "gpt-4o": (_GPT4O,),
+    "tekken": (_GPT4O.replace(_ENDING, "").replace("{1,3}", ""),),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN,)),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
+    "deepseek-llm": (
+        r"[\r\n]",
+        r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        _CJK,
+        r"\p{N}",
+    ),
 }
-"""How a text is split before tokens are merged, by `tokenizer.ggml.pre`. The first two also use the
-rule of GPT-2."""
+"""How a text is split before tokens are merged, by `tokenizer.ggml.pre`: by one rule after the
+other."""
 
-LLAMA3 = ("llama-bpe", "llama-v3", "llama3")
+WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3", "falcon3", "tekken")
+"""A word that is a token is not merged from its parts. Texts begin with the start token."""
 
 END_NAMES = {
     "llama": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
@@ -151,17 +160,15 @@ def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool
                 "model again"
             )
         merges.append((left, right))
-    model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=name in LLAMA3)
+    model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=name in WHOLE_WORDS)
     tokenizer = Tokenizer(model)
     if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    by_gpt2 = name in ("gpt-2", "smollm")
-    splits: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_gpt2)]
-    if SPLITS[name]:
-        splits.insert(0, pre_tokenizers.Split(Regex(SPLITS[name]), behavior="isolated"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    splits = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in SPLITS[name]]
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, by_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, name in LLAMA3
+    return tokenizer, name in WHOLE_WORDS
 
 
 def _sentence_piece(fields: Fields, vocabulary: Vocabulary) -> Tokenizer:
