@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
     [
         ({"architecture": "gemma2"}, "the architecture gemma2, which cannot be read: use one of"),
         ({"split.count": 3}, "is one of 3 parts"),
-        ({"tokenizer.ggml.pre": "tekken"}, "the pre-tokenizer tekken, which cannot be read"),
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "the pre-tokenizer kimi-k2, which cannot be read"),
         ({"tokenizer.ggml.model": "bert"}, "a tokenizer of the kind bert"),
         ({"tokenizer.ggml.merges": None}, r"has no tokenizer\.ggml\.merges"),
         (
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
         ({"llama.final_logit_softcapping": 30.0}, "the field llama.final_logit_softcapping"),
         ({"llama.expert_count": 8}, r"expert_count 8, but it must be 0"),
         ({"llama.attention.value_length": 32}, r"attention\.value_length 32, .* must be 64"),
-        ({"kind": "Q2_K"}, "tensors of the type Q2_K, such as .* cannot be read: use one of F32"),
+        ({"kind": "TQ1_0"}, "tensors of the type TQ1_0, such as .* cannot be read: use one of F32"),
         (
             {"tensors": {"blk.0.ffn_gate_inp.weight": np.zeros(1, np.float32)}},
             "has the tensor blk.0.ffn_gate_inp.weight, which a llama model with 1 layers has not",

@@ -32,7 +32,11 @@ PERMUTED = ("llama", "smollm3")
 """Types whose rows of queries and keys are in another order in a file, see `GgufMatrix`."""
 
 PLAIN = ("F32", "F16", "BF16")
-TYPES = (*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")
+TYPES = (
+    *PLAIN,
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+)
 ZEROS = "zeros"
 """The type of a tensor that the file does not have."""
 
