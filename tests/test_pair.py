@@ -114,7 +114,15 @@ def test_differing_tokenizers_are_refused(
             {"model_type": "bloom", "architectures": ["BloomForCausalLM"]},
             "model_type bloom and the",
         ),
-        ({"model_type": "gemma3", "text_config": {}}, "does not serve: use a .*, gemma3_text, "),
+        ({"model_type": "gemma3"}, "does not serve: use a .*, gemma3_text, "),
+        *(
+            ({"model_type": "gemma3", "architectures": [], "text_config": of_text}, sentence)
+            for of_text, sentence in (
+                ({"model_type": "t5"}, "the text_config.model_type 't5' .* one of apertus, "),
+                ({"model_type": []}, r"the text_config.model_type \[\]"),
+                (7, "the text_config.model_type None"),
+            )
+        ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "class LlamaForSequenceClassif"),
         ({"model_type": None}, "the model_type None"),
         ({"architectures": ["MineForCausalLM"], "auto_map": CUSTOM}, "class MineForCausalLM, whic"),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 
-from smartspec_py.engines.checkpoints.checks import MODELS
+from smartspec_py.engines.checkpoints.checks import MODELS, check_model
 from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.runtimes.openvino.model_types import can_write_out
-from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.pytorch.causal import CausalModel, PyTorchRunner, load_runner
 from smartspec_py.engines.runtimes.pytorch.packed import ATTENTION_NAME
 from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
 
@@ -87,8 +93,6 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
     own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
     runners: list[Runner] = [PyTorchRunner(CausalModel(model, own), own)]
     if can_write_out(config):
-        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
-
         runners.append(OpenVinoRunner(model, own))
     for runner in runners:
         runner.forward([RowInput(0, 0, [9] * 50, 0), RowInput(1, 0, TOKENS[:20], 0, 20)])
@@ -159,3 +163,36 @@ def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
     config = make_config(kind, **more)
     assert can_write_out(config)
     check(config)
+
+
+@pytest.mark.parametrize("load", [load_runner, load_openvino_runner])
+@pytest.mark.parametrize(
+    ("kind", "text", "vision"),
+    [
+        ("gemma3", "gemma3_text", "siglip_vision_model"),
+        ("mistral3", "mistral", "pixtral"),
+    ],
+)
+def test_the_language_model_of_one_that_reads_images(
+    tmp_path: Path, kind: str, text: str, vision: str, load: Callable[[RunnerConfig], Runner]
+) -> None:
+    """With the names that Transformers writes, and those that the whole model has."""
+    images = {"model_type": vision, "hidden_size": 16, "intermediate_size": 24, "patch_size": 14}
+    config = CONFIG_MAPPING[kind](
+        text_config=make_config(text).to_dict(),
+        vision_config={**images, "num_hidden_layers": 1, "num_attention_heads": 2},
+        tie_word_embeddings=text == "gemma3_text",
+    )
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    expected = model(torch.tensor([TOKENS])).logits[0, -1]
+    own = RunnerConfig(tmp_path, torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
+    prompt = [RowInput(0, 0, TOKENS, 1, len(TOKENS))]
+    model.save_pretrained(tmp_path)
+    check_model("the target", tmp_path)
+    torch.testing.assert_close(load(own).forward(prompt).logits[0], expected)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if text == "gemma3_text":
+        del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    torch.testing.assert_close(load(own).forward(prompt).logits[0], expected)

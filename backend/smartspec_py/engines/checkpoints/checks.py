@@ -60,6 +60,13 @@ MODELS = {
 tests/engines/test_model_types.py compares each with Transformers. Other models may pass positions
 or masks to attention in other ways, and would be served with wrong texts."""
 
+WITH_IMAGES = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
+}
+"""The same of models that read images, too. Their language model, which config.json describes as
+text_config, is served alone."""
+
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles depend only on the position. With others, such as dynamic,
 Transformers chooses the angles of a whole pass by its longest request, so a text would depend on
@@ -231,15 +238,23 @@ def check_model(name: str, folder: Path) -> None:
             f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
             "that it was trained for as the target"
         )
-    kind = document.get("model_type")
-    if not isinstance(kind, str) or kind not in MODELS or (classes and MODELS[kind] not in classes):
+    kind, known = document.get("model_type"), MODELS | WITH_IMAGES
+    if not isinstance(kind, str) or kind not in known or (classes and known[kind] not in classes):
         raise ModelError(
             f"{name} has the model_type {kind} and the class {', '.join(classes) or 'not given'}, "
             "which the local engine does not serve: use a causal language model of one of these "
-            f"types: {', '.join(MODELS)}"
+            f"types: {', '.join(known)}"
         )
+    settings = document
+    if kind in WITH_IMAGES:
+        settings = _dict(document.get("text_config"))
+        text_kind = settings.get("model_type")
+        if not isinstance(text_kind, str) or text_kind not in MODELS:
+            raise wrong_field(
+                name, "text_config.model_type", text_kind, f"one of {', '.join(MODELS)}"
+            )
     for field in ("rope_scaling", "rope_parameters"):
-        for rotation in _rotations(document.get(field)):
+        for rotation in _rotations(settings.get(field)):
             if rotation not in SERVED_ROTATIONS:
                 raise ModelError(
                     f"{name} has a rotary embedding of the type {rotation} ({field} in its "
@@ -350,6 +365,11 @@ def _check_settings(
                 f"{name} is quantised with the {field} {value} (quantization_config in its "
                 f"config.json), which cannot be read: use {known or 'none'}, or another checkpoint"
             )
+
+
+def reads_images(name: str, folder: Path) -> bool:
+    """Whether config.json describes one of WITH_IMAGES. Raises ModelError."""
+    return (read_json(name, folder, "config.json") or {}).get("model_type") in WITH_IMAGES
 
 
 def quantization(name: str, folder: Path) -> Any:

@@ -13,6 +13,13 @@ from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
 
 
+def text_config(folder: Path) -> Any:
+    """The Transformers config of the language model in this directory, with the defaults of its
+    class. It may raise any exception of Transformers."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return config.get_text_config()
+
+
 def load_config(folder: Path, max_len: int) -> Any:
     """The model's Transformers config, for rows of max_len tokens. Raises ModelError if the engine
     cannot serve the model."""
@@ -20,7 +27,7 @@ def load_config(folder: Path, max_len: int) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: give a Hugging Face model directory")
-    hf_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    hf_config = text_config(folder)
     hf_config.__dict__.pop("quantization_config", None)  # `file_tensors` dequantises
     if IS_OLD:
         use_new_rope(hf_config, folder)

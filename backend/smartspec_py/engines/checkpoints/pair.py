@@ -186,11 +186,11 @@ def _tried(name: str, tokenizer: Any) -> int:
 
 def _read_config(name: str, folder: Path) -> Any:
     """The model's configuration, with the defaults of its class filled in."""
-    from transformers import AutoConfig
+    from smartspec_py.engines.checkpoints.config import text_config
 
     check_quantization(name, folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = text_config(folder)
     except Exception as error:  # Transformers checks few fields itself
         reason = " ".join(str(error).split())
         raise ModelError(

@@ -20,6 +20,7 @@ from smartspec_py.engines.checkpoints.checks import (
     first_line,
     quantization,
     read_json,
+    reads_images,
     weight_files,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
@@ -32,6 +33,10 @@ CONSTANTS = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)(position_ids|version)$|\.(attn|attention)\.(masked_)?bias$"
 )
 """Names of tensors that old checkpoints have although they follow from the configuration."""
+
+OF_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
+"""Beginnings of names in models that read images."""
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -46,7 +51,9 @@ def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
         return GgufWeights(folder)
     paths = [folder / file for file in weight_files(str(folder), folder)]
     is_bin = any(path.suffix == ".bin" for path in paths)
-    files = _bin_files(folder, paths) if is_bin else _Safetensors(paths)
+    files: Mapping[str, torch.Tensor] = _bin_files(folder, paths) if is_bin else _Safetensors(paths)
+    if reads_images(str(folder), folder):
+        files = _LanguageModel(files)
     settings = quantization(str(folder), folder)
     return QuantizedTensors(files, settings) if settings else files
 
@@ -109,6 +116,28 @@ class _Safetensors(Mapping[str, torch.Tensor]):
         return len(self._files)
 
 
+class _LanguageModel(Mapping[str, torch.Tensor]):
+    """Of a model that reads images, the tensors of its language model by their names in a model
+    without images. Transformers writes `language_model.model.` or `model.language_model.`."""
+
+    def __init__(self, files: Mapping[str, torch.Tensor]) -> None:
+        self._files = files
+        self._names = {
+            LANGUAGE_MODEL.sub(r"\1", name): name for name in files if not OF_IMAGES.match(name)
+        }
+        types = types_of(files)
+        self.types = {name: types[in_file] for name, in_file in self._names.items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._files[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def num_bytes(folder: Path) -> int:
     """Bytes of the files with weights."""
     if (index := read_json(str(folder), folder, INDEX)) is not None:
@@ -125,7 +154,7 @@ def source_files(folder: Path) -> list[Path]:
 
 def types_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
     """The types of the tensors by name."""
-    if isinstance(tensors, _Safetensors):
+    if isinstance(tensors, _Safetensors | _LanguageModel):
         return tensors.types
     return {name: tensor.dtype for name, tensor in tensors.items()}
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from transformers import AutoConfig
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
-from smartspec_py.engines.checkpoints.config import num_weights
+from smartspec_py.engines.checkpoints.config import num_weights, text_config
 from smartspec_py.engines.checkpoints.pair import positions_of
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
 from smartspec_py.engines.runtimes.runner import bytes_per_token, cache_dtype
@@ -62,10 +61,7 @@ def choose_cache(
 
     Raises ConfigError.
     """
-    configs = [
-        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        for folder in models
-    ]
+    configs = [text_config(folder) for folder in models]
     num_rows, left = 1 if has_blocks else limits.max_sequences, free_bytes(device)
     each, is_compressed = 0, weights in ("int8", "int4")  # each: bytes of a token of each row
     for config in configs:

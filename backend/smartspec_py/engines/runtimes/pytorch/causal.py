@@ -12,7 +12,12 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.checkpoints.checks import ModelError, first_line, quantization
+from smartspec_py.engines.checkpoints.checks import (
+    ModelError,
+    first_line,
+    quantization,
+    reads_images,
+)
 from smartspec_py.engines.checkpoints.config import key_shape, load_config
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.tensors import (
@@ -220,7 +225,9 @@ def load_model(config: RunnerConfig) -> Any:
     tensors: Any = None
     model_class: Any = AutoModelForCausalLM
 
-    if (config.path / INDEX).is_file() or quantization(str(config.path), config.path):
+    name = str(config.path)
+    is_gguf = (config.path / INDEX).is_file()
+    if is_gguf or quantization(name, config.path) or reads_images(name, config.path):
         source, tensors = None, _all_tensors(config.path)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
@@ -264,7 +271,7 @@ def load_model(config: RunnerConfig) -> Any:
 
 
 def _all_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Those of a GGUF file or a quantised checkpoint, dequantised."""
+    """Those of the language model by its own names, dequantised."""
     files = file_tensors(folder)
     steps = Steps(READING, len(files), num_bytes(folder))
     tensors = {}
