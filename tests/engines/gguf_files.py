@@ -74,7 +74,8 @@ def write_gguf(
     architecture; None leaves out a field.
     """
     config = model.config
-    name = config.model_type.removesuffix("_text")
+    name = {"ministral3": "mistral3"}.get(config.model_type, config.model_type)
+    name = name.removesuffix("_text")
     is_gemma, rope = name == "gemma3", config.rope_parameters
     parts = GEMMA_PARTS if is_gemma else PARTS
     writer = gguf.GGUFWriter(path, changed.pop("architecture", name))
@@ -111,7 +112,7 @@ def write_gguf(
         found = written[parameter]
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
         part = parameter.rpartition("_proj.")[0][-1:]
-        if name in ("llama", "smollm3") and part in heads:
+        if name in ("llama", "mistral3", "smollm3") and part in heads:
             found = permuted(found, heads[part])
         as_kind = gguf.GGMLQuantizationType[kind] if found.dtype == np.uint8 else None
         writer.add_tensor(file_name(parameter, parts), found, raw_dtype=as_kind)

@@ -152,6 +152,29 @@ PHI_FIELDS = {
     "phi3.rope.scaling.original_context_length": 48,
     "phi3.rope.scaling.attn_factor": math.sqrt(1 + math.log(2) / math.log(48)),
 }
+MINISTRAL = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "original_max_position_embeddings": 2,
+        "llama_4_scaling_beta": 0.5,
+    }
+    | dict.fromkeys(("mscale", "mscale_all_dim"), 1.0)
+}
+PLAIN_MINISTRAL = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 2,
+    "llama_4_scaling_beta": 0.0,
+}
+MINISTRAL_FIELDS = {
+    "mistral3.rope.scaling.type": "yarn",
+    "mistral3.rope.scaling.factor": 8.0,
+    "mistral3.rope.scaling.original_context_length": 2,
+    "mistral3.rope.scaling.yarn_log_multiplier": 1.0,
+    "mistral3.attention.temperature_scale": 0.5,
+}
 
 
 @pytest.mark.parametrize(
@@ -163,11 +186,21 @@ PHI_FIELDS = {
             GEMMA | {"num_hidden_layers": 4, "layer_types": LAYERS},
             GEMMA_FIELDS | {"gemma3.attention.sliding_window_pattern": 2},
         ),
+        ("ministral3", MINISTRAL, MINISTRAL_FIELDS),
+        ("ministral3", {"rope_parameters": PLAIN_MINISTRAL}, {}),
         ("smollm3", {"num_hidden_layers": 4}, {}),
         ("phi3", {"sliding_window": 3}, {"phi3.attention.sliding_window": 3}),
         ("phi3", PHI, PHI_FIELDS),
     ],
-    ids=["gemma3", "gemma3, pattern", "smollm3", "phi3, window", "phi3, longrope"],
+    ids=[
+        "gemma3",
+        "gemma3, pattern",
+        "ministral3",
+        "mistral small",
+        "smollm3",
+        "phi3, window",
+        "phi3, longrope",
+    ],
 )
 @pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
 def test_logits_of_other_types(
@@ -177,8 +210,9 @@ def test_logits_of_other_types(
     changed: dict[str, Any],
     load: Callable[[RunnerConfig], Any],
 ) -> None:
-    """Windows, rotations and norms of Gemma 3, layers of SmolLM3 without rotation, joined products
-    of Phi 3, and its two lists of divisors, of which the context chooses the long one."""
+    """Windows, rotations and norms of Gemma 3, queries of Ministral 3, layers of SmolLM3 without
+    rotation, joined products of Phi 3, and its two lists of divisors, of which the context chooses
+    the long one."""
     model = small_model(model_type, VOCAB_SIZE, **settings)
     extra = {
         f"rope_factors_{name}.weight": np.array(factors, np.float32)

@@ -157,6 +157,18 @@ def test_longrope(trained_len: int) -> None:
         ("smollm3", {"no_rope_layers": [1, 0]}),
         ("phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}),
         ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}),
+        (
+            "ministral3",
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 16.0,
+                    "original_max_position_embeddings": 8,
+                    "llama_4_scaling_beta": 0.5,
+                }
+            },
+        ),
     ],
 )
 def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ MODELS = {
     "helium": "HeliumForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "olmo": "OlmoForCausalLM",

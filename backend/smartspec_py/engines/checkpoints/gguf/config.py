@@ -17,18 +17,19 @@ from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.faults import ConfigError
 
-GEMMA, PHI = "gemma3_text", "phi3"
+GEMMA, MINISTRAL, PHI = "gemma3_text", "ministral3", "phi3"
 MODELS = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "gemma3": (GEMMA, "Gemma3ForCausalLM"),
+    "mistral3": (MINISTRAL, "Ministral3ForCausalLM"),
     "phi3": (PHI, "Phi3ForCausalLM"),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
 }
 """The `model_type` and the class by `general.architecture`."""
 
-PERMUTED = ("llama", "smollm3")
+PERMUTED = ("llama", MINISTRAL, "smollm3")
 """Types whose rows of queries and keys are in another order in a file, see `GgufMatrix`."""
 
 PLAIN = ("F32", "F16", "BF16")
@@ -132,6 +133,8 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         config |= _phi(of, config, tensors)
     else:
         config["rope_scaling"] = _rope_scaling(of, config)
+    if model_type == MINISTRAL:
+        config["rope_scaling"] = _ministral(of, config)
     if FACTORS in tensors and model_type == "llama":
         if config["rope_scaling"]:
             raise ConfigError(f"{of.file} has {FACTORS} and rotary scaling, which cannot be read")
@@ -176,6 +179,19 @@ def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
             "sliding_attention" if number % every else "full_attention"
             for number in range(1, num_layers + 1)
         ],
+    }
+
+
+def _ministral(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary settings of Ministral 3, by which its queries grow with the position."""
+    rope = config["rope_scaling"] or {"rope_type": "default"}
+    if rope["rope_type"] == "yarn":
+        of.only("rope.scaling.yarn_log_multiplier", 1.0)
+        rope["attention_factor"] = 1.0
+    return {
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        "llama_4_scaling_beta": of.number("attention.temperature_scale", 0.0, 0.0, 100.0),
+        **rope,
     }
 
 

@@ -63,6 +63,7 @@ END_NAMES = {
     "qwen2": ("<|endoftext|>",),
     "qwen3": ("<|endoftext|>",),
     "gemma3": ("<end_of_turn>",),
+    "mistral3": (),
     "phi3": ("<|end|>", "<|endoftext|>"),
     "smollm3": ("<|end_of_text|>",),
 }

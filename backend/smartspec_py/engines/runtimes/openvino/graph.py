@@ -23,6 +23,7 @@ from smartspec_py.engines.runtimes.openvino.attention import (
 from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
+    query_factors,
     rotation_table,
 )
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
@@ -62,6 +63,8 @@ class DecoderGraph:
         self.rotations = {
             kind: self._by_position(rotation_table(rotary, max_len, kind)) for kind in kinds
         }
+        factors = query_factors(config, max_len)
+        self.query_factors = None if factors is None else self._of_tokens(factors[:, None])
 
     def build(
         self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
@@ -123,6 +126,8 @@ class DecoderGraph:
             )
             for part, heads in zip("qk", both, strict=True)
         )
+        if self.query_factors is not None:
+            queries = op.multiply(queries, self.query_factors)
         values = op.squeeze(values, int_(0))
         window = attention_window(layer, self.config, self.max_len)
         attended = paged_attention(
@@ -214,12 +219,14 @@ class DecoderGraph:
 
     def _by_position(self, table: torch.Tensor) -> tuple[int, Any, Any]:
         """From [2, max_len, D / 2]: D / 2, and [N, 1, 1, D] cosines and sines of the tokens."""
-        tables = [
-            op.gather(op.constant(numbers.numpy()), self.inputs["positions"], int_(0))
-            for numbers in torch.cat([table, table], dim=-1).float()
-        ]
+        tables = [self._of_tokens(numbers) for numbers in torch.cat([table, table], dim=-1)]
         cos, sin = (op.unsqueeze(op.unsqueeze(table, int_(1)), int_(1)) for table in tables)
         return table.shape[-1], cos, sin
+
+    def _of_tokens(self, by_position: torch.Tensor) -> Any:
+        """[max_len, D] -> [N, D]"""
+        numbers = op.constant(by_position.float().numpy())
+        return op.gather(numbers, self.inputs["positions"], int_(0))
 
     def _norm(self, name: str, norm: Any, states: Any) -> Any:
         is_gemma = not hasattr(norm, "variance_epsilon")  # and stores the weight less 1

@@ -9,10 +9,12 @@ import torch
 from smartspec_py.engines.checkpoints.checks import SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
-MODEL_TYPES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+MODEL_TYPES = (
+    *("gemma3_text", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "smollm3"),
+)
 """Supported values of `model_type`. These models have RMS norms before attention and a gated MLP.
 Layers may have biases, norms of queries and keys, norms after attention and MLP, one matrix for
-several products, and rotation of a part of a head or none."""
+several products, rotation of a part of a head or none, and queries that grow with the position."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
@@ -54,6 +56,16 @@ def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
     owner = config if config.model_type in WINDOW_IN_CONFIG else layer.self_attn
     window: int | None = getattr(owner, "sliding_window", None)
     return None if window is None or window >= max_len else window
+
+
+def query_factors(config: Any, max_len: int) -> torch.Tensor | None:
+    """What the queries of Ministral 3 are multiplied by, [max_len]; None if that is 1."""
+    rope = rope_of(config)
+    beta = rope.get("llama_4_scaling_beta")
+    if not beta or max_len <= (trained := rope["original_max_position_embeddings"]):
+        return None
+    factors: torch.Tensor = 1 + beta * torch.log(1 + torch.arange(max_len) // trained)
+    return factors
 
 
 def rotation_table(rotary: Any, max_len: int, layer_type: str | None = None) -> torch.Tensor:
