@@ -378,18 +378,21 @@ def test_yarn_multiplies_the_positions_of_the_training(tmp_path: Path) -> None:
         assert " supports 128 positions, fewer than" in refusal_of_files(folder, 129)
 
 
-def test_an_added_token_may_lack_a_row(tmp_path: Path) -> None:
-    """As Gemma 3's token for images in a model for text. One of the vocabulary may not."""
-    folder = make_model(tmp_path / "model", vocab_size=6)
+@pytest.mark.parametrize(("name", "vocab_size"), [("<added>", 6), ("<image_soft_token>", 8)])
+def test_added_tokens_that_are_left_out(
+    target: Path, tmp_path: Path, name: str, vocab_size: int
+) -> None:
+    """Those without a row, and Gemma 3's token for images. Others need a row."""
+    folder = make_model(tmp_path / "model", vocab_size=vocab_size)
     tokenizer = read_tokenizer(folder)
     plain = tokenizer.encode("ab")
-    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.add_special_tokens([name])
     tokenizer.save(str(folder / "tokenizer.json"))
-    check_pair(folder, None)
+    check_pair(folder, target)
     found = read_tokenizer(folder)
     assert num_token_ids(found) == 6
     assert found.encode("ab").ids == plain.ids
-    assert 6 not in found.encode("ab<image>c").ids
+    assert 6 not in found.encode(f"ab{name}c").ids
     other = make_model(tmp_path / "other", vocab_size=5)
     assert "a vocab_size of 5, but its tokenizer has the token id 5" in refusal(other, None)
 

@@ -102,6 +102,7 @@ def test_drafts_of_families() -> None:
         ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-1B"),
         ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
         ("google/gemma-2-9b-it", "google/gemma-2-2b-it"),
+        ("google/gemma-3-4b-it", "google/gemma-3-270m-it"),
         ("Qwen/Qwen2.5-0.5B-Instruct", None),
         ("Qwen/Qwen2.5-VL-7B-Instruct", None),
         ("Qwen/Qwen3-30B-A3B", None),

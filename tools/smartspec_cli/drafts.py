@@ -12,6 +12,7 @@ SMALLEST = {
     r"(Qwen/Qwen3-)(?:1\.7|4|8|14|32)B(-Base|-GGUF|)": r"\g<1>0.6B\2",
     r"(meta-llama/Llama-3\.)(?:1-8B|1-70B|2-3B|3-70B)(-Instruct|)": r"\g<1>2-1B\2",
     r"(HuggingFaceTB/SmolLM2-)(?:360M|1\.7B)(-Instruct|)": r"\g<1>135M\2",
+    r"(google/gemma-3-)(?:1|4|12|27)b-it": r"\g<1>270m-it",
     r"(google/gemma-2-)(?:9|27)b(-it|)": r"\g<1>2b\2",
 }
 """By patterns of the larger models. Base models have another end token than chat models, so each

@@ -11,14 +11,17 @@ from tokenizers import Tokenizer
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 """Text for all readers of answers, also where a tokenizer says that they are special."""
 
+OF_IMAGES = ("<image_soft_token>",)
+"""Tokens that stand for a part of an image, which cannot be read."""
+
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model directory, changed where its file does not fit what is served:
 
     - There is no truncation or padding, which some files enable for training.
     - MARKS are not special, so that texts contain them.
-    - Added tokens that the model has no row for are left out, such as Gemma 3's token for images in
-      a model for text. A prompt with such a name is read letter by letter.
+    - OF_IMAGES are left out, which of Gemma 3 only the larger models have, and so are added tokens
+      that the model has no row for. A prompt with such a name is read letter by letter.
 
     Raises what the library raises, which has no type of its own.
     """
@@ -26,7 +29,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     num_rows, added = _num_rows(folder), tokenizer.get_added_tokens_decoder()
-    absent = {number for number in added if number >= num_rows}
+    absent = {n for n, one in added.items() if n >= num_rows or one.content in OF_IMAGES}
     if not absent and not any(one.special and one.content in MARKS for one in added.values()):
         return tokenizer
     document = json.loads(tokenizer.to_str())
