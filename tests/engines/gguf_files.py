@@ -112,7 +112,7 @@ def write_gguf(
         found = written[parameter]
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
         part = parameter.rpartition("_proj.")[0][-1:]
-        if name in ("llama", "mistral3", "smollm3") and part in heads:
+        if name in ("granite", "llama", "mistral3", "smollm3") and part in heads:
             found = permuted(found, heads[part])
         as_kind = gguf.GGMLQuantizationType[kind] if found.dtype == np.uint8 else None
         writer.add_tensor(file_name(parameter, parts), found, raw_dtype=as_kind)

@@ -152,6 +152,19 @@ PHI_FIELDS = {
     "phi3.rope.scaling.original_context_length": 48,
     "phi3.rope.scaling.attn_factor": math.sqrt(1 + math.log(2) / math.log(48)),
 }
+GRANITE = {
+    "embedding_multiplier": ("embedding_scale", 3.0),
+    "residual_multiplier": ("residual_scale", 0.3),
+    "attention_multiplier": ("attention.scale", 0.2),
+    "logits_scaling": ("logit_scale", 4.0),
+}
+GRANITE_FIELDS = {f"granite.{field}": factor for field, factor in GRANITE.values()}
+GRANITE_4_FIELDS = {
+    "granite.attention.head_count_kv": [2],
+    "granite.expert_shared_feed_forward_length": 48,
+    "granite.ssm.conv_kernel": 4,
+    "granite.rope.scaling.finetuned": True,
+}
 MINISTRAL = {
     "rope_parameters": {
         "rope_type": "yarn",
@@ -186,6 +199,8 @@ MINISTRAL_FIELDS = {
             GEMMA | {"num_hidden_layers": 4, "layer_types": LAYERS},
             GEMMA_FIELDS | {"gemma3.attention.sliding_window_pattern": 2},
         ),
+        ("granite", {name: factor for name, (_, factor) in GRANITE.items()}, GRANITE_FIELDS),
+        ("granite", {"attention_multiplier": 8**-0.5}, GRANITE_4_FIELDS),
         ("ministral3", MINISTRAL, MINISTRAL_FIELDS),
         ("ministral3", {"rope_parameters": PLAIN_MINISTRAL}, {}),
         ("smollm3", {"num_hidden_layers": 4}, {}),
@@ -193,13 +208,8 @@ MINISTRAL_FIELDS = {
         ("phi3", PHI, PHI_FIELDS),
     ],
     ids=[
-        "gemma3",
-        "gemma3, pattern",
-        "ministral3",
-        "mistral small",
-        "smollm3",
-        "phi3, window",
-        "phi3, longrope",
+        *("gemma3", "gemma3, pattern", "granite 3", "granite 4", "ministral3", "mistral small"),
+        *("smollm3", "phi3, window", "phi3, longrope"),
     ],
 )
 @pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
@@ -210,9 +220,9 @@ def test_logits_of_other_types(
     changed: dict[str, Any],
     load: Callable[[RunnerConfig], Any],
 ) -> None:
-    """Windows, rotations and norms of Gemma 3, queries of Ministral 3, layers of SmolLM3 without
-    rotation, joined products of Phi 3, and its two lists of divisors, of which the context chooses
-    the long one."""
+    """Windows, rotations and norms of Gemma 3, factors of Granite, queries of Ministral 3, layers
+    of SmolLM3 without rotation, joined products of Phi 3, and its two lists of divisors, of which
+    the context chooses the long one."""
     model = small_model(model_type, VOCAB_SIZE, **settings)
     extra = {
         f"rope_factors_{name}.weight": np.array(factors, np.float32)

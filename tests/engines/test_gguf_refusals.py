@@ -69,6 +69,11 @@ pytestmark = pytest.mark.usefixtures("own_cache")
         ({"llama.feed_forward_length": 128}, r"ffn_gate.weight of the shape \(256, 256\), but"),
         ({"llama.attention.head_count": 0}, "head_count 0, but it must be a whole number in 1"),
         ({"llama.attention.head_count": [4]}, r"head_count \[4\], but it must be a whole number"),
+        (
+            {"llama.attention.head_count_kv": [2, 1]},
+            r"kv \[2, 1\], but it must be \[2, 2\], because",
+        ),
+        ({"llama.attention.head_count_kv": [0.5]}, r"kv \[0\.5\], but it must be a list of 1"),
         ({"llama.attention.head_count_kv": 3}, "has 4 heads of 64 and 3 of keys"),
         ({"llama.attention.head_count": 3}, "has 3 heads of 64 and 2 of keys"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_epsilon nan, but"),

@@ -158,6 +158,15 @@ def test_longrope(trained_len: int) -> None:
         ("phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}),
         ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}),
         (
+            "granite",
+            {
+                "embedding_multiplier": 3.0,
+                "residual_multiplier": 0.3,
+                "attention_multiplier": 0.2,
+                "logits_scaling": 4.0,
+            },
+        ),
+        (
             "ministral3",
             {
                 "rope_parameters": {

@@ -17,19 +17,20 @@ from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.faults import ConfigError
 
-GEMMA, MINISTRAL, PHI = "gemma3_text", "ministral3", "phi3"
+GEMMA, GRANITE, MINISTRAL, PHI = "gemma3_text", "granite", "ministral3", "phi3"
 MODELS = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "gemma3": (GEMMA, "Gemma3ForCausalLM"),
+    "granite": (GRANITE, "GraniteForCausalLM"),
     "mistral3": (MINISTRAL, "Ministral3ForCausalLM"),
     "phi3": (PHI, "Phi3ForCausalLM"),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
 }
 """The `model_type` and the class by `general.architecture`."""
 
-PERMUTED = ("llama", MINISTRAL, "smollm3")
+PERMUTED = ("llama", GRANITE, MINISTRAL, "smollm3")
 """Types whose rows of queries and keys are in another order in a file, see `GgufMatrix`."""
 
 PLAIN = ("F32", "F16", "BF16")
@@ -80,6 +81,7 @@ BIASES = {
 
 BIAS_SETTINGS = {
     "llama": tuple(BIASES),
+    GRANITE: tuple(BIASES),
     "smollm3": tuple(BIASES),
     "qwen3": ("attention_bias",),
 }
@@ -100,6 +102,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 """The rotary settings of these models. A file has only the divisors that follow from them."""
+
+SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+"""Fields of layers with a state, which Granite 4 has also without such layers."""
 
 GEMMA_LARGEST = 62
 """Layers of the largest Gemma 3, whose attention is scaled in another way."""
@@ -141,13 +146,15 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         config["rope_scaling"] = _llama3(of, tensors[FACTORS], config)
     if model_type == GEMMA:
         config |= _gemma(of, config)
+    if model_type == GRANITE:
+        config |= _granite(of, config)
     _check_keys(of, config)
     return config
 
 
 def _heads(of: Fields) -> dict[str, int]:
     num_heads = of.integer("attention.head_count")
-    num_kv_heads = of.integer("attention.head_count_kv", num_heads)
+    num_kv_heads = _num_kv_heads(of, num_heads)
     hidden_size = of.integer("embedding_length")
     head_dim = of.integer("attention.key_length", hidden_size // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
@@ -160,6 +167,30 @@ def _heads(of: Fields) -> dict[str, int]:
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
     }
+
+
+def _num_kv_heads(of: Fields, num_heads: int) -> int:
+    """Granite 4 has the number of each layer. All must be the same."""
+    key = "attention.head_count_kv"
+    by_layer = of.get(key, num_heads)
+    if isinstance(by_layer, list) and by_layer:
+        of.only(key, by_layer[:1] * len(by_layer))
+        return int(of.numbers(key, len(by_layer), 1, num_heads)[0])
+    return of.integer(key, num_heads)
+
+
+def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The factors of Granite."""
+    of.only("rope.scaling.finetuned", True)
+    of.only("expert_shared_feed_forward_length", config["intermediate_size"])
+    of.ignore(*(f"ssm.{key}" for key in SSM))
+    factors = {
+        "embedding_multiplier": ("embedding_scale", 1.0),
+        "residual_multiplier": ("residual_scale", 1.0),
+        "attention_multiplier": ("attention.scale", config["head_dim"] ** -0.5),
+        "logits_scaling": ("logit_scale", 1.0),
+    }
+    return {name: of.number(key, default, 1e-6, 1e6) for name, (key, default) in factors.items()}
 
 
 def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,9 @@ _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 SPLITS: dict[str, tuple[str, ...]] = {
     "gpt-2": (_GPT2,),
     **dict.fromkeys(("smollm", "starcoder", "refact"), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3", "falcon3", "smaug-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama-v3", "llama3", "falcon3", "smaug-bpe", "dbrx"), (_LLAMA3,)
+    ),
     "gpt-4o": (_GPT4O,),
     "tekken": (_GPT4O.replace(_ENDING, "").replace("{1,3}", ""),),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN,)),
@@ -63,6 +65,7 @@ END_NAMES = {
     "qwen2": ("<|endoftext|>",),
     "qwen3": ("<|endoftext|>",),
     "gemma3": ("<end_of_turn>",),
+    "granite": (),
     "mistral3": (),
     "phi3": ("<|end|>", "<|endoftext|>"),
     "smollm3": ("<|end_of_text|>",),

@@ -74,8 +74,7 @@ class DecoderGraph:
         inputs of these layers for all tokens."""
         inner = model.model
         states = self.products.rows("model.embed_tokens.weight", self.inputs["token_ids"])
-        if self.config.model_type == "gemma3_text":
-            states = op.multiply(states, float_(self._embedding_scale()))
+        states = _scaled(states, self._embedding_scale())
         inputs = []
         for index, layer in enumerate(inner.layers):
             inputs.append(states)
@@ -84,6 +83,8 @@ class DecoderGraph:
         states = self._norm("model.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = self.products.linear([head], states, vocab_size)
+        if (divisor := getattr(self.config, "logits_scaling", 1.0)) != 1.0:
+            logits = op.divide(logits, float_(divisor))
         wanted = [logits, states] if gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
@@ -103,14 +104,15 @@ class DecoderGraph:
         if has_outer_norms:
             norm, before_mlp = layer.post_attention_layernorm, "pre_feedforward_layernorm"
             out = self._norm(f"{name}.post_attention_layernorm", norm, out)
-        states = op.add(states, out)
+        factor = getattr(self.config, "residual_multiplier", 1.0)
+        states = op.add(states, _scaled(out, factor))
         out = self._mlp(
             name, layer.mlp, self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
         )
         if has_outer_norms:
             norm = layer.post_feedforward_layernorm
             out = self._norm(f"{name}.post_feedforward_layernorm", norm, out)
-        return op.add(states, out)
+        return op.add(states, _scaled(out, factor))
 
     def _attention(self, index: int, name: str, layer: Any, normed: Any) -> Any:
         """[1, N, hidden_size]. index: of the layer's cache."""
@@ -173,7 +175,9 @@ class DecoderGraph:
         return op.variadic_split(out, int_(-1), ints(*widths)).outputs()  # type: ignore[no-any-return]
 
     def _embedding_scale(self) -> float:
-        """In the type of the files, as in training."""
+        """That of Gemma is in the type of the files, as in training."""
+        if self.config.model_type != "gemma3_text":
+            return float(getattr(self.config, "embedding_multiplier", 1.0))
         dtype = self.products.weights.tensors["model.embed_tokens.weight"].dtype
         return torch.tensor(self.config.hidden_size**0.5).to(dtype).item()
 
@@ -236,3 +240,7 @@ class DecoderGraph:
         weight = self.products.weights.stored(f"{name}.weight")
         weight = self.products.stored(weight.float() + 1.0 if is_gemma else weight)
         return op.multiply(op.multiply(states, inverse), weight)
+
+
+def _scaled(states: Any, factor: float) -> Any:
+    return states if factor == 1.0 else op.multiply(states, float_(factor))

@@ -10,11 +10,13 @@ from smartspec_py.engines.checkpoints.checks import SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
-    *("gemma3_text", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "smollm3"),
+    *("gemma3_text", "granite", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3"),
+    "smollm3",
 )
 """Supported values of `model_type`. These models have RMS norms before attention and a gated MLP.
 Layers may have biases, norms of queries and keys, norms after attention and MLP, one matrix for
-several products, rotation of a part of a head or none, and queries that grow with the position."""
+several products, rotation of a part of a head or none, queries that grow with the position, and
+factors of embeddings, layers and logits."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
