@@ -65,12 +65,14 @@ def write_gguf(
     kind: str = "F32",
     tensors: Mapping[str, Any] | None = None,
     left_out: str = "",
+    part_len: int = 0,
     **changed: Any,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Write the model; returns what was written by the names of its parameters.
 
     tokenizer: fields of `tokenizer.ggml`. kind: of the matrices. tensors: additional ones.
-    left_out: the end of names of tensors that the file has not. changed: other fields, or the
+    left_out: the end of names of tensors that the file has not. part_len: tensors of each part, of
+    which path has the beginning of the name; 0 writes one file. changed: other fields, or the
     architecture; None leaves out a field.
     """
     config = model.config
@@ -78,7 +80,7 @@ def write_gguf(
     name = name.removesuffix("_text")
     is_gemma, rope = name == "gemma3", config.rope_parameters
     parts = GEMMA_PARTS if is_gemma else PARTS
-    writer = gguf.GGUFWriter(path, changed.pop("architecture", name))
+    writer = gguf.GGUFWriter(path, changed.pop("architecture", name), split_max_tensors=part_len)
     fields = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,

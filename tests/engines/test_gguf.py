@@ -74,6 +74,26 @@ def test_parts_give_what_a_whole_matrix_gives(
         assert torch.equal(found.scale, expected.scale)
 
 
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    """Its folder, and each of them, stand for all."""
+    written = write_gguf(tmp_path / "m.gguf", make_model("qwen3"), few_fields(104), part_len=9)
+    first, *others = sorted(tmp_path.iterdir())
+    assert len(others) > 1
+    folder = model_folder(tmp_path)
+    assert folder.name == "m"
+    assert [model_folder(file) for file in (first, others[-1])] == [folder, folder]
+    found = file_tensors(folder)
+    assert set(found) == set(written)
+    for name, numbers in written.items():
+        np.testing.assert_array_equal(found[name], numbers)
+    others[1].write_bytes(others[0].read_bytes())
+    with pytest.raises(ConfigError, match=r"split\.no 1 and the split\.count"):
+        model_folder(first)
+    others[0].unlink()
+    with pytest.raises(ConfigError, match=f"{others[0]} is missing: copy all"):
+        model_folder(tmp_path)
+
+
 def test_a_loaded_model_does_not_hold_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,10 @@ pytestmark = pytest.mark.usefixtures("own_cache")
     ("changes", "reason"),
     [
         ({"architecture": "gemma2"}, "the architecture gemma2, which cannot be read: use one of"),
-        ({"split.count": 3}, "is one of 3 parts"),
+        (
+            {"split.count": 3},
+            "has the split.no 0 and the split.count 3, which its name",
+        ),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "the pre-tokenizer kimi-k2, which cannot be read"),
         ({"tokenizer.ggml.model": "bert"}, "a tokenizer of the kind bert"),
         ({"tokenizer.ggml.merges": None}, r"has no tokenizer\.ggml\.merges"),

@@ -164,6 +164,12 @@ def test_a_gguf_file_is_checked_by_its_start(
         ConfigError, match=r"^the target acme/right-GGUF:F32 supports \d+ positions"
     ):
         with_local_models(ServerConfig.model_validate(too_long), print)
+    write_gguf(tmp_path / "p.gguf", make_model("qwen3"), few_fields(104), part_len=20)
+    parts = {file.name: file.read_bytes() for file in tmp_path.glob("p-*.gguf")}
+    hub.add("acme/parts-GGUF", parts)
+    config = found(model="acme/parts-GGUF")
+    assert set(hub.fetched()) >= parts.keys()
+    assert Path(config.engine.paths()["model"]).name == "p"
     said: list[str] = []
     config = found(said, model="acme/right-GGUF:F32")
     folder = Path(config.engine.paths()["model"])

@@ -12,7 +12,7 @@ from local_models import make_model
 
 from smartspec_cli.commands.serve import suggested_draft
 from smartspec_launch.hub import hub_name
-from smartspec_launch.hub_files import gguf_file
+from smartspec_launch.hub_files import gguf_files
 from smartspec_launch.models import with_local_models
 from smartspec_launch.paths import hub_names, name_of, with_absolute_paths
 from smartspec_py.engines.checkpoints.checks import ModelError
@@ -45,13 +45,13 @@ def test_a_path_that_exists_is_no_name(tmp_path: Path) -> None:
     }
 
 
+PARTS = ("m-fp16-00001-of-00002.gguf", "m-fp16-00002-of-00002.gguf")
 GGUF = (
     "m-q4_k_m.gguf",
     "m-Q8_0.gguf",
     "m-UD-Q8_0.gguf",
     "mmproj-m-Q8_0.gguf",
-    "m-fp16-00001-of-00002.gguf",
-    "m-fp16-00002-of-00002.gguf",
+    *PARTS,
     "BF16/m-BF16.gguf",
     "README.md",
 )
@@ -67,19 +67,23 @@ GGUF = (
         ("a/b:m-Q8_0.gguf", GGUF, "m-Q8_0.gguf"),
         ("a/b:BF16", GGUF, "BF16/m-BF16.gguf"),
         ("a/b", ("only-Q5_0.gguf", "mmproj-Q8_0.gguf"), "only-Q5_0.gguf"),
+        *((name, GGUF, PARTS) for name in ("a/b:FP16", *(f"a/b:{part}" for part in PARTS))),
+        ("a/b", PARTS, PARTS),
     ],
 )
-def test_the_gguf_file_of_a_name(name: str, files: tuple[str, ...], chosen: str) -> None:
+def test_the_gguf_file_of_a_name(
+    name: str, files: tuple[str, ...], chosen: str | tuple[str, ...]
+) -> None:
     parsed = hub_name(name)
     assert parsed is not None
-    assert gguf_file(parsed, files) == chosen
+    assert gguf_files(parsed, files) == ([chosen] if isinstance(chosen, str) else [*chosen])
 
 
 @pytest.mark.parametrize(
     ("name", "files", "sentence"),
     [
-        ("a/b:FP16", GGUF, "a/b:FP16 is split into 2 files, which cannot be read: choose another"),
-        ("a/b:Q4_K", GGUF, "write a/b:QUANTISATION with one of BF16, Q4_K_M, Q8_0, UD-Q8_0"),
+        ("a/b:FP16", PARTS[:1], "a/b:FP16 lacks m-fp16-00002-of-00002.gguf: choose another"),
+        ("a/b:Q4_K", GGUF, "write a/b:QUANTISATION with one of BF16, FP16, Q4_K_M, Q8_0, UD-Q8_0"),
         ("a/b:Q8_0", ("x-Q8_0.gguf", "y-Q8_0.gguf"), "a/b:Q8_0 names 2 GGUF files: write a/b:QU"),
         ("a/b", ("x-Q8_0.gguf", "x-Q6_K.gguf"), "a/b names 0 GGUF files: write a/b:QUANTISATION"),
         ("a/b:Q8_0", ("model.safetensors",), "a/b:Q8_0 has no GGUF file: leave out :Q8_0, or use"),
@@ -89,7 +93,7 @@ def test_gguf_files_that_are_not_served(name: str, files: tuple[str, ...], sente
     parsed = hub_name(name)
     assert parsed is not None
     with pytest.raises(ModelError) as caught:
-        gguf_file(parsed, files)
+        gguf_files(parsed, files)
     assert sentence in str(caught.value)
 
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from smartspec_launch.hub import Repository, free_disk
 from smartspec_launch.hub_files import gguf_of
@@ -70,12 +70,16 @@ def _memory(
     names: dict[str, str] = {}  # of the paths in messages
     try:
         for key, each in repositories.items():
-            folders[key], gguf = each.folder, gguf_of(weights[key])
-            if gguf:
-                start, folders[key] = temporary / f"{key}.gguf", temporary / key
-                names[str(start)] = names[start.name] = str(each.name)
-                each.write_start(gguf, start)
-                write_folder(start, folders[key])
+            folders[key], starts = each.folder, []
+            for file in gguf_of(weights[key]):
+                starts.append(temporary / f"{key}.files" / PurePosixPath(file).name)
+                names[str(starts[-1])] = str(each.name)
+                starts[-1].parent.mkdir(exist_ok=True)
+                each.write_start(file, starts[-1])
+            if starts:
+                folders[key] = temporary / key
+                names[f"{key}.gguf"] = str(each.name)
+                write_folder(starts[0], folders[key])
             names[str(folders[key])] = str(each.name)
         least, free = in_process(config, folders)
     except (ModelError, ConfigError) as error:

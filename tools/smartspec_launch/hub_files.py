@@ -7,7 +7,7 @@ Those that the server reads from a local directory, in the same order of prefere
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from smartspec_launch.hub import HubName, Repository
@@ -18,6 +18,7 @@ from smartspec_py.engines.checkpoints.checks import (
     ModelError,
     weight_files,
 )
+from smartspec_py.engines.checkpoints.gguf.header import PART, part_files
 
 SETTINGS = (
     "config.json",
@@ -36,7 +37,6 @@ QUANTIZATION = re.compile(
 USUAL = "Q4_K_M"
 """The quantisation if the name has none, and the repository has several."""
 
-PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 NO_TEXT_MODEL = ("mmproj", "imatrix")
 """Files of these names have images' part of a model, or statistics."""
 
@@ -70,7 +70,7 @@ def weights_files(key: str, repository: Repository) -> list[str]:
             if is_model and f"{single}.index.json" in files:
                 return _shards(name, files, repository.folder)
     if is_model and (name.file or any(file.endswith(".gguf") for file in files)):
-        return [gguf_file(name, files)]
+        return gguf_files(name, files)
     raise ModelError(
         f"{name} has none of the files {', '.join(singles)}"
         f"{' and no GGUF file' if is_model else ''}: use another repository"
@@ -84,13 +84,13 @@ def _shards(name: HubName, files: Collection[str], folder: Path) -> list[str]:
     return shards
 
 
-def gguf_of(files: Collection[str]) -> str:
-    """The GGUF file of `weights_files`; empty if the weights are in other files."""
-    return next((file for file in files if file.endswith(".gguf")), "")
+def gguf_of(files: Collection[str]) -> list[str]:
+    """The GGUF file of `weights_files`, or its parts; empty if the weights are in other files."""
+    return [file for file in files if file.endswith(".gguf")]
 
 
-def gguf_file(name: HubName, files: Collection[str]) -> str:
-    """The GGUF file that the name means. Raises ModelError unless there is one, in one part."""
+def gguf_files(name: HubName, files: Collection[str]) -> list[str]:
+    """The GGUF file that the name means, or its parts. Raises ModelError unless there is one."""
     known = [
         file
         for file in sorted(files)
@@ -99,23 +99,26 @@ def gguf_file(name: HubName, files: Collection[str]) -> str:
     if not known:
         raise ModelError(f"{name} has no GGUF file: leave out :{name.file}, or use another one")
     found = known
-    if name.file or len(known) > 1:
+    if name.file or len(_models(known)) > 1:
         wanted = (name.file or USUAL).upper()
         exact = [file for file in known if PurePosixPath(file).name.upper() == wanted]
         found = exact or [file for file in known if _quantization(file) == wanted]
-    if parts := [file for file in found if PART.search(file)]:
+    models = _models(found)
+    if len(models) != 1:
+        names = sorted({_quantization(file) or PurePosixPath(file).name for file in known})
         raise ModelError(
-            f"{name} is split into {len(parts)} files, which cannot be read: choose another "
-            "quantisation, or join them with llama-gguf-split and give the path"
+            f"{name} names {len(models)} GGUF files: write {name.repository}:QUANTISATION with one "
+            f"of {', '.join(names)}"
         )
-    if len(found) != 1:
-        whole = [file for file in known if not PART.search(file)]
-        names = sorted({_quantization(file) or PurePosixPath(file).name for file in whole})
-        raise ModelError(
-            f"{name} names {len(found)} GGUF files: write {name.repository}:QUANTISATION with one "
-            f"of {', '.join(names) or 'no other, since all are split'}"
-        )
-    return found[0]
+    parts = [str(part) for part in part_files(PurePosixPath(models.pop()))]
+    if missing := [part for part in parts if part not in files]:
+        raise ModelError(f"{name} lacks {missing[0]}: choose another quantisation")
+    return parts
+
+
+def _models(files: Iterable[str]) -> set[str]:
+    """The first parts of these files."""
+    return {str(part_files(PurePosixPath(file))[0]) for file in files}
 
 
 def _quantization(file: str) -> str:

@@ -75,7 +75,10 @@ def _fetched(config: ServerConfig, names: Mapping[str, HubName], say: Say) -> di
         say(line)
         for key, files in weights.items():
             repositories[key].fetch(files)
-    return {key: str(each.folder / gguf_of(weights[key])) for key, each in repositories.items()}
+    return {
+        key: str(each.folder.joinpath(*gguf_of(weights[key])[:1]))
+        for key, each in repositories.items()
+    }
 
 
 def _weights(key: str, repository: Repository) -> list[str]:

@@ -157,9 +157,10 @@ def check_files(name: str, folder: Path) -> None:
         )
     check_model(name, folder)
     if (index := read_json(name, folder, INDEX)) is not None:
-        source = Path(str(index.get("file")))
-        if not source.is_file() or source.stat().st_size != index.get("size"):
-            raise ModelError(f"{name} was made of {source}, which has changed: give its path")
+        sources = [Path(str(file)) for file in index.get("files") or [None]]
+        are_there = all(file.is_file() for file in sources)
+        if not are_there or sum(file.stat().st_size for file in sources) != index.get("size"):
+            raise ModelError(f"{name} was made of {sources[0]}, which has changed: give its path")
         return
     files = weight_files(name, folder)
     if not files:

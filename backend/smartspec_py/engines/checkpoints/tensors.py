@@ -148,7 +148,7 @@ def num_bytes(folder: Path) -> int:
 def source_files(folder: Path) -> list[Path]:
     """The files that decide what the tensors of a model directory are."""
     index = read_json(str(folder), folder, INDEX)
-    weights = weight_files(str(folder), folder) if index is None else [index["file"]]
+    weights = weight_files(str(folder), folder) if index is None else index["files"]
     return sorted({*folder.glob("*.json"), *(folder / file for file in weights)})
 
 

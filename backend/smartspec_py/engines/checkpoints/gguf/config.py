@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
@@ -321,7 +322,7 @@ def _numbers(of: Fields, name: str, place: TensorPlace, num: int) -> list[float]
             f"{of.file} has a {name} of the type {place.type} and the shape {place.shape}, which "
             f"must be F32 and ({num},): get another file of this model"
         )
-    with of.file.open("rb") as opened:
+    with Path(place.file).open("rb") as opened:
         opened.seek(place.offset)
         return list(struct.unpack(f"<{num}f", opened.read(place.num_bytes)))
 

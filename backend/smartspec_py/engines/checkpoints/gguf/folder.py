@@ -1,8 +1,8 @@
 """Makes a Hugging Face folder of a GGUF file, once, in the user's cache directory.
 
 The folder has the configuration and the tokenizer in the usual files, and INDEX instead of weights:
-where the GGUF file is, and where in it each parameter of the model is. So only `weights` knows
-that the weights are in a GGUF file.
+where the GGUF file or its parts are, and where in them each parameter of the model is. So only
+`weights` knows that the weights are in a GGUF file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.gguf.config import MODELS, read_config, read_places
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
-from smartspec_py.engines.checkpoints.gguf.header import read_header
+from smartspec_py.engines.checkpoints.gguf.header import PART, part_files, read_headers
 from smartspec_py.engines.checkpoints.gguf.tokenizer import (
     Vocabulary,
     end_token_ids,
@@ -29,24 +29,25 @@ from smartspec_py.faults import ConfigError
 
 INDEX = "gguf.json"
 
-VERSION = 3
+VERSION = 4
 """Of this conversion. Folders that another version made are not used."""
 
 
 def model_folder(path: Path) -> Path:
     """The model directory of this path: the path itself, or the folder that is made of it if it is
-    a GGUF file, or a directory with one GGUF file and no other weights. Raises ConfigError."""
+    a GGUF file, or a directory with one GGUF file and no other weights. A part of a file stands for
+    all of its parts. Raises ConfigError."""
     file = _gguf_file(path)
     if file is None:
         return path
-    parent = _parent(file)
-    folder = parent / file.stem
+    parent = _parent(part_files(file))
+    folder = parent / PART.sub("", file.name).removesuffix(".gguf")
     if not (folder / INDEX).is_file():
         documents = _documents(file)
         try:
             parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=parent) as beside:
-                made = Path(beside) / file.stem
+                made = Path(beside) / folder.name
                 made.mkdir()
                 _write(documents, made)
                 os.replace(made, folder)
@@ -60,22 +61,23 @@ def model_folder(path: Path) -> Path:
     return folder
 
 
-def _parent(file: Path) -> Path:
-    """Where the folder of the file is, as the file is now."""
-    about = file.stat()
-    key = f"{VERSION}:{file.resolve()}:{about.st_size}:{about.st_mtime_ns}"
+def _parent(files: Sequence[Path]) -> Path:
+    """Where the folder of a file or of its parts is, as they are now."""
+    key = str(VERSION)
+    for file in filter(Path.is_file, files):
+        about = file.stat()
+        key += f":{file.resolve()}:{about.st_size}:{about.st_mtime_ns}"
     return cache_dir() / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _tidy(parents: Path) -> None:
-    """Remove the folders whose file has gone or changed."""
+    """Remove the folders whose files have gone or changed."""
     for index in parents.glob(f"*/*/{INDEX}"):
         try:
-            file = Path(json.loads(index.read_text(encoding="utf-8"))["file"])
-            is_same = file.is_file() and _parent(file) == index.parents[1]
-        except (OSError, ValueError, KeyError):
-            continue  # another process may be making or removing it
-        if not is_same:
+            files = json.loads(index.read_text(encoding="utf-8")).get("files", [])
+        except (OSError, ValueError):
+            continue  # another process may be removing it
+        if _parent(list(map(Path, files))) != index.parents[1]:
             shutil.rmtree(index.parents[1], ignore_errors=True)
 
 
@@ -95,19 +97,20 @@ def _gguf_file(path: Path) -> Path | None:
     if path.is_dir() and not any(
         file.name == INDEX or file.suffix in (".safetensors", ".bin") for file in path.iterdir()
     ):
-        files = sorted(path.glob("*.gguf"))
+        files = sorted({part_files(file)[0] for file in path.glob("*.gguf")})
         if len(files) > 1:
             raise ConfigError(f"{path} has {len(files)} GGUF files: give the path of one of them")
         return files[0] if files else None
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        return path if file.read(4) == b"GGUF" else None
+        return part_files(path)[0] if file.read(4) == b"GGUF" else None
 
 
 def _documents(file: Path) -> dict[str, str]:
     """Contents of the folder's files by their names. Raises ConfigError."""
-    values, tensors = read_header(file)
+    files = part_files(file)
+    values, tensors = read_headers(files)
     fields = Fields(file, values)
     architecture = fields.text("general.architecture")
     if architecture not in MODELS:
@@ -115,9 +118,6 @@ def _documents(file: Path) -> dict[str, str]:
             f"{file} has the architecture {architecture}, which cannot be read: use one of "
             f"{', '.join(MODELS)}"
         )
-    num_parts = fields.integer("split.count", 1, least=0)
-    if num_parts > 1:
-        raise ConfigError(f"{file} is one of {num_parts} parts: join them with llama-gguf-split")
     fields.only("general.quantization_version", 2)
     config = read_config(fields, architecture, tensors)
     vocabulary = Vocabulary(fields)
@@ -129,8 +129,12 @@ def _documents(file: Path) -> dict[str, str]:
         "bos_token_id": vocabulary.special(fields, "bos"),
         "pad_token_id": vocabulary.special(fields, "padding"),
     }
-    # Not a link to it, which may go: the key of the folder has the file itself too.
-    index = {"file": str(file.resolve()), "size": file.stat().st_size, "tensors": places}
+    # Not links to them, which may go: the key of the folder has the files themselves too.
+    index = {
+        "files": [str(part.resolve()) for part in files],
+        "size": sum(part.stat().st_size for part in files),
+        "tensors": places,
+    }
     return {
         "config.json": json.dumps(config, indent=2),
         "generation_config.json": json.dumps(ends),

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its fields and where its tensors are.
+"""Reads the header of a GGUF file, or of its parts: its fields and where its tensors are.
 
 The reader of the package gguf takes a second for a vocabulary of 49,152 tokens, and this one a
 tenth. A file that states an array of 2**60 numbers makes that one loop without an end.
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
 from smartspec_py.faults import ConfigError
 
@@ -37,6 +39,11 @@ MOST, MOST_NAMES, MOST_SIZES = 1 << 22, 1 << 16, 4
 """Numbers or texts of an array, and bytes of a text; fields, and tensors; sizes of a tensor. More
 are refused at once."""
 
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+"""The end of the name of a part, as llama-gguf-split writes it."""
+
+MOST_PARTS = 999
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
@@ -47,10 +54,47 @@ class TensorPlace:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    file: str
 
 
 _Entry = tuple[str, tuple[int, ...], int, int]
 """Name, sizes, type and offset of a tensor. The first size changes fastest."""
+
+
+_P = TypeVar("_P", bound=PurePath)
+
+
+def part_files(file: _P) -> list[_P]:
+    """The parts of the model that the file is a part of, or the file alone, by its name."""
+    part = PART.search(file.name)
+    if part is None or not 0 < int(part[2]) <= MOST_PARTS:
+        return [file]
+    start = file.name[: part.start()]
+    return [
+        file.with_name(f"{start}-{number:05}-of-{part[2]}.gguf")
+        for number in range(1, int(part[2]) + 1)
+    ]
+
+
+def read_headers(files: Sequence[Path]) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
+    """The fields of the first of these parts, and the tensors of all. Raises ConfigError."""
+    fields: dict[str, Any] = {}
+    tensors: dict[str, TensorPlace] = {}
+    for number, file in enumerate(files):
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing: copy all {len(files)} parts of the model")
+        of_part, places = read_header(file)
+        fields = fields or of_part
+        given = of_part.get("split.no", 0), of_part.get("split.count") or 1
+        if given != (number, len(files)):
+            raise ConfigError(
+                f"{file} has the split.no {given[0]} and the split.count {given[1]}, which its "
+                "name does not say: give parts the names that llama-gguf-split writes"
+            )
+        if twice := tensors.keys() & places.keys():
+            raise ConfigError(f"{file} has the tensor {min(twice)}, and so has a part before it")
+        tensors |= places
+    return fields, tensors
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
@@ -68,7 +112,8 @@ def read_header(file: Path) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
             alignment = fields.get("general.alignment", 32)
             if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
                 raise ValueError(f"general.alignment {alignment}")
-            return fields, _places(entries, _aligned(reader.position, alignment), alignment, len(m))
+            start = _aligned(reader.position, alignment)
+            return fields, _places(file, entries, start, alignment, len(m))
     except ImportError as error:
         raise ConfigError(f"{file} needs the package gguf: pip install gguf") from error
     except (ValueError, struct.error) as error:
@@ -78,7 +123,7 @@ def read_header(file: Path) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
 
 
 def _places(
-    entries: list[_Entry], start: int, alignment: int, num_bytes: int
+    file: Path, entries: list[_Entry], start: int, alignment: int, num_bytes: int
 ) -> dict[str, TensorPlace]:
     """start: of the tensors in the file, which has num_bytes. Tensors follow one another."""
     import gguf
@@ -91,9 +136,8 @@ def _places(
             raise ValueError(f"{name} has the sizes {sizes}")
         if start + offset != end:
             raise ValueError(f"{name} does not begin where the tensor before it ends")
-        place = TensorPlace(
-            kind.name, sizes[::-1], end, math.prod(sizes) // block_len * block_bytes
-        )
+        size = math.prod(sizes) // block_len * block_bytes
+        place = TensorPlace(kind.name, sizes[::-1], end, size, str(file.resolve()))
         if end + place.num_bytes > num_bytes:
             raise ValueError(f"{name} ends after the file")
         end = _aligned(end + place.num_bytes, alignment)

@@ -26,7 +26,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
     def __init__(self, folder: Path) -> None:
         document = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         self._places = document["tensors"]
-        self._bytes = np.memmap(document["file"], np.uint8, "r")
+        self._bytes = {file: np.memmap(file, np.uint8, "r") for file in document["files"]}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         place = self._places[name]
@@ -41,7 +41,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
 
     def rows(self, name: str) -> GgufMatrix:
         """The matrix, or the vector as one row. The file must have it."""
-        return GgufMatrix(self._places[name], self._bytes)
+        place = self._places[name]
+        return GgufMatrix(place, self._bytes[place["file"]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
