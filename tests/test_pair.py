@@ -141,7 +141,7 @@ def test_differing_tokenizers_are_refused(
                 ({"quant_method": "gptq", "bits": 3}, "bits 3 .* cannot be read: use 4, 8, or an"),
                 ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "version gemv"),
                 ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero_point False"),
-                (PACKED | {"format": "float-quantized"}, "format float-quantized"),
+                (PACKED | {"format": "nvfp4-pack-quantized"}, "format nvfp4-pack-quantized"),
                 (PACKED | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config {.*dense"),
                 (PACKED | {"config_groups": {"a": {"weights": {"num_bits": 3}}}}, "num_bits 3"),
             )

@@ -105,6 +105,19 @@ def compressed(shape: tuple[int, int], settings: Mapping[str, Any]) -> Written:
     return parts, weight(values, zeros, scales, np.arange(shape[1]) // size)
 
 
+def fp8(shape: tuple[int, int], settings: Mapping[str, Any]) -> Written:
+    """Blocks at the edges are smaller."""
+    random = np.random.default_rng(3)
+    values = torch.from_numpy(random.normal(size=shape).astype(np.float32)).to(torch.float8_e4m3fn)
+    height, width = settings.get("weight_block_size") or shape
+    of_blocks = -(-shape[0] // height), -(-shape[1] // width)
+    scales = random.uniform(0.001, 0.02, of_blocks).astype(np.float32)
+    each = scales.repeat(height, 0).repeat(width, 1)[: shape[0], : shape[1]]
+    found = scales if settings.get("weight_block_size") else scales.reshape(())
+    parts = {"weight": values, "weight_scale_inv": found, "activation_scale": np.ones(1)}
+    return parts, values.float().numpy() * each
+
+
 def of_gptq(bits: int, size: int, sym: bool, desc_act: bool, **more: Any) -> dict[str, Any]:
     return {
         "quant_method": "gptq",
@@ -132,6 +145,7 @@ WRITERS: dict[str, Callable[[tuple[int, int], Mapping[str, Any]], Written]] = {
     "gptq": gptq,
     "awq": awq,
     "compressed-tensors": compressed,
+    "fp8": fp8,
 }
 FORMS = {
     "gptq 4 bits": of_gptq(4, GROUP, sym=True, desc_act=False),
@@ -157,11 +171,13 @@ FORMS = {
     "packed 8 bits": of_compressed("pack-quantized", 8, None, symmetric=True),
     "integers": of_compressed("int-quantized", 8, None, symmetric=True),
     "integers, asymmetric groups": of_compressed("int-quantized", 8, GROUP, symmetric=False),
+    "fp8": {"quant_method": "fp8", "weight_block_size": None},
+    "fp8, blocks": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [7, 5]},
 }
 
 
 def as_tensors(name: str, parts: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    return {f"{name}.{end}": torch.from_numpy(part.copy()) for end, part in parts.items()}
+    return {f"{name}.{end}": torch.as_tensor(part).clone() for end, part in parts.items()}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -180,6 +196,25 @@ def test_one_scale_for_a_matrix() -> None:
     stored = {"a.weight": values, "a.weight_scale": torch.tensor([0.5])}
     found = QuantizedTensors(stored, FORMS["integers"])
     assert torch.equal(found["a.weight"], values * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scales", "block"),
+    [([0.5], None), ([[0.5], [0.25], [2.0], [1.0]], None), ([[0.5, 2.0]], [4, 3])],
+)
+def test_floats_of_compressed_tensors(scales: Any, block: list[int] | None) -> None:
+    """One scale, one for each row, and blocks."""
+    values = torch.randn(4, 6).to(torch.float8_e4m3fn)
+    stored = {"a.weight": values, "a.weight_scale": torch.tensor(scales).bfloat16()}
+    settings = of_compressed("float-quantized", 8, None, symmetric=True, block_structure=block)
+    found = QuantizedTensors(stored, settings)
+    factors = torch.tensor(scales)
+    if block:
+        factors = factors.repeat_interleave(3, 1)
+    assert torch.equal(found["a.weight"], values.float() * factors)
+    assert found.integers("a.weight") is None
+    with pytest.raises(ModelError, match=r"scales \(3, 1\) for a matrix \(4, 6\)"):
+        QuantizedTensors(stored | {"a.weight_scale": torch.ones(3, 1)}, settings)["a.weight"]
 
 
 def test_an_order_of_groups_that_was_never_set() -> None:
@@ -320,7 +355,9 @@ def test_groups_that_cannot_be_read(tmp_path: Path, group: dict[str, Any], reaso
         check_quantization("the target", tmp_path)
 
 
-@pytest.mark.parametrize("form", ["gptq 4 bits, ordered", "awq", "packed 4 bits, asymmetric"])
+@pytest.mark.parametrize(
+    "form", ["gptq 4 bits, ordered", "awq", "packed 4 bits, asymmetric", "fp8, blocks"]
+)
 @pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
 def test_a_quantised_checkpoint_computes_as_its_dequantised_one(
     tmp_path: Path, form: str, load: Callable[[RunnerConfig], Any]

@@ -119,10 +119,11 @@ QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "awq": {"bits": (4,), "version": (None, "gemm"), "zero_point": (None, True)},
     "compressed-tensors": {
-        "format": ("pack-quantized", "int-quantized"),
+        "format": ("pack-quantized", "int-quantized", "float-quantized"),
         "sparsity_config": (None, {}, {"format": "dense"}),
         "transform_config": (None, {}),
     },
+    "fp8": {"fmt": (None, "e4m3", "e5m2")},
 }
 """Values of quantization_config that `quantized` reads, by its quant_method."""
 
@@ -131,8 +132,8 @@ QUANTIZED_GROUP = {"format": (None, *QUANTIZATIONS["compressed-tensors"]["format
 
 QUANTIZED_WEIGHTS: dict[str, tuple[Any, ...]] = {
     "num_bits": (4, 8),
-    "type": ("int",),
-    "strategy": ("tensor", "channel", "group"),
+    "type": ("int", "float"),
+    "strategy": ("tensor", "channel", "group", "block"),
 }
 """The same of the weights of each group."""
 

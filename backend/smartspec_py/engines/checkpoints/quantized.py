@@ -1,13 +1,13 @@
-"""Reads matrices of checkpoints that others quantised: GPTQ, AWQ and compressed-tensors.
+"""Reads matrices of checkpoints that others quantised: GPTQ, AWQ, compressed-tensors and FP8.
 
-All have integers [out, in], and a scale and a zero point for each row and group of columns:
-weight = (integer - zero point) * scale. They differ in how the files' tensors hold these. As
-numbers, weights are float32.
+All but FP8 have integers [out, in], and a scale and a zero point for each row and group of columns:
+weight = (integer - zero point) * scale. They differ in how the files' tensors hold these. FP8 has
+numbers of 8 bits [out, in], and a scale for each block. As numbers, weights are float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,18 @@ PARTS = (
     "g_idx",
     "weight_packed",
     "weight_scale",
+    "weight_scale_inv",
     "weight_zero_point",
     "weight_shape",
     "weight_g_idx",
 )
 """Ends of the names of tensors that only quantised matrices have."""
 
+SCALES = ("weight_scale", "weight_scale_inv")
+"""Those of matrices whose weight is in the files by its name. Both are factors."""
+
 OF_ACTIVATIONS = (
+    "activation_scale",
     "input_scale",
     "input_zero_point",
     "output_scale",
@@ -48,7 +53,9 @@ OF_ACTIVATIONS = (
 checkpoint says."""
 
 INTEGERS = ("qweight", "weight_packed")
-"""Those that stand for the weight. Else, weight_scale says that the weight has integers."""
+"""Those that stand for the weight. Else, one of SCALES says that the weight is quantised."""
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 ORDERED = ("group", "dynamic", True)
 """Values of actorder with weight_g_idx."""
@@ -90,6 +97,28 @@ class Integers:
             numbers.sub_(zeros[:, self.group_of]).mul_(scales[:, self.group_of])
 
 
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """A matrix of FP8. See `Rows`.
+
+    values: [out, in]. scales: of blocks, float32 [blocks, blocks]. block: rows and columns of each.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    block: tuple[int, int]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    def read(self, rows: slice, numbers: torch.Tensor) -> None:
+        height, width = self.block
+        scales = self.scales[torch.arange(rows.start, rows.stop) // height]
+        numbers.copy_(self.values[rows])
+        numbers.mul_(scales.repeat_interleave(width, 1)[:, : self.shape[1]])
+
+
 class QuantizedTensors(Mapping[str, torch.Tensor]):
     """The tensors by the names of the model's parameters. Matrices are dequantised when they are
     read."""
@@ -98,9 +127,7 @@ class QuantizedTensors(Mapping[str, torch.Tensor]):
         """settings: quantization_config, which `checks.check_quantization` accepts."""
         self._stored, self._settings = stored, settings
         ends = {name: name.rpartition(".") for name in stored}
-        self._matrices = {
-            base for base, _, end in ends.values() if end in (*INTEGERS, "weight_scale")
-        }
+        self._matrices = {base for base, _, end in ends.values() if end in (*INTEGERS, *SCALES)}
         self._names = dict.fromkeys(
             f"{base}.weight" if end in INTEGERS else name
             for name, (base, _, end) in ends.items()
@@ -119,10 +146,15 @@ class QuantizedTensors(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
             raise KeyError(name)
-        matrix = self.integers(name)
+        matrix = self.matrix(name)
         return self._stored[name] if matrix is None else whole(matrix)
 
     def integers(self, name: str) -> Integers | None:
+        """`matrix`, if it has integers."""
+        matrix = self.matrix(name)
+        return matrix if isinstance(matrix, Integers) else None
+
+    def matrix(self, name: str) -> Integers | Floats | None:
         """The matrix of this name; None if it is not quantised. Raises ModelError."""
         base, _, end = name.rpartition(".")
         if name not in self._names or end != "weight" or base not in self._matrices:
@@ -175,11 +207,39 @@ def _awq(part: Part, settings: Mapping[str, Any]) -> Integers:
     return _checked(values.T, zeros.T, _needed(part, "scales").T, 4, settings)
 
 
-def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> Integers:
+def _fp8(part: Part, settings: Mapping[str, Any]) -> Floats:
+    """weight FP8 [out, in]; weight_scale_inv or weight_scale [blocks, blocks], or one number."""
+    scales = part("weight_scale_inv")
+    if scales is None:
+        scales = _needed(part, "weight_scale")
+    return _floats(_needed(part, "weight"), scales, [settings.get("weight_block_size")])
+
+
+def _floats(values: torch.Tensor, scales: torch.Tensor, blocks: Sequence[Any]) -> Floats:
+    """blocks: rows and columns of a block, by the settings, unless one scale is for the matrix or
+    for each row."""
+    if values.dtype not in FP8 or values.ndim != 2:
+        raise ValueError(f"a weight of {values.dtype} {tuple(values.shape)} instead of FP8")
+    num_out, num_in = values.shape
+    if scales.numel() == 1:
+        return Floats(values, scales.float().reshape(1, 1), (num_out, num_in))
+    if scales.shape in ((num_out,), (num_out, 1)):
+        return Floats(values, scales.float().reshape(-1, 1), (1, num_in))
+    for block in blocks:
+        if not isinstance(block, list) or not all(type(n) is int and n > 0 for n in block):
+            continue
+        if len(block) == 2 and scales.shape == (-(-num_out // block[0]), -(-num_in // block[1])):
+            return Floats(values, scales.float(), (block[0], block[1]))
+    raise ValueError(f"scales {tuple(scales.shape)} for a matrix {tuple(values.shape)}")
+
+
+def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> Integers | Floats:
     """weight int8 [out, in], or weight_packed [out, in / n]; weight_scale [out or 1, groups] or one
     number; weight_zero_point of the same shape. Packed numbers are above those they stand for by
     half of the range; so are the zero points of the result."""
     scales, zeros = _needed(part, "weight_scale"), part("weight_zero_point")
+    if (floats := part("weight")) is not None and floats.dtype in FP8:
+        return _floats(floats, scales, _of_weights(settings, "block_structure"))
     scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
     if zeros is None:
         symmetric = _of_weights(settings, "symmetric")
@@ -241,7 +301,12 @@ def _packed_zeros(words: torch.Tensor, bits: int, num_out: int) -> torch.Tensor:
     return _unpacked(words.T, bits)[:, :num_out].T
 
 
-READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}
+READERS: Mapping[str, Callable[[Part, Mapping[str, Any]], Integers | Floats]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+}
 
 
 def _needed(part: Part, end: str) -> torch.Tensor:

@@ -205,7 +205,7 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         if isinstance(self._tensors, GgufWeights):
             matrix = self._tensors.rows(self._names[name])
         elif isinstance(self._tensors, QuantizedTensors):
-            matrix = self._tensors.integers(self._names[name])
+            matrix = self._tensors.matrix(self._names[name])
         if matrix is None:
             return TensorRows(self[name])
         check_shape(name, matrix.shape, self.shapes.get(name, matrix.shape), self._folder)
