@@ -22,11 +22,13 @@ from smartspec_py.engines.checkpoints.checks import (
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 
 WINDOWED = (
+    "cohere2",
     "exaone4",
     "gemma2",
     "gemma3_text",
     "mistral",
     "mixtral",
+    "olmo3",
     "phi3",
     "qwen2",
     "qwen3",
