@@ -109,6 +109,8 @@ set_up() {
         with_dots "$python" -m venv --clear "$VENV" || return 1
     fi
     local pip=("$VENV_PYTHON" -m pip --disable-pip-version-check --no-input)
+    # The pip of Python 3.11 takes three times as long to find the packages, but would do.
+    "${pip[@]}" install -qq --upgrade pip || true
     # torch is installed first and alone, so that the resolver takes this version for all others.
     # TORCH_INDEX: of CPU builds of torch. Without it, pip may install the CUDA build.
     torch="$(sed -n 's/^torch = \["\(.*\)"\].*/\1/p' "$REPOSITORY/pyproject.toml")"
