@@ -42,7 +42,7 @@ def model_without_weights(hf_config: Any) -> Any:
     meanwhile, for all threads.
     """
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        return AutoModelForCausalLM.from_config(
             hf_config, trust_remote_code=False, dtype=torch.float32
         )
 

@@ -234,7 +234,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _byte_letters() -> dict[str, int]:
     """The letters that byte-level tokenizers write bytes with."""
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _templates(folder: Path, config: Mapping[str, Any], given: Path | None) -> dict[str, str]:

@@ -220,7 +220,7 @@ def load_model(config: RunnerConfig) -> Any:
     Raises ModelError if the engine cannot serve the model.
     """
     hf_config = load_config(config.path, config.max_len)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     source: Any = config.path
     tensors: Any = None
     model_class: Any = AutoModelForCausalLM

@@ -253,7 +253,7 @@ _Read = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer."""
 
 
-class RowCache(Cache):
+class RowCache(Cache):  # type: ignore[misc]
     """Keys and values of all rows in one static buffer.
 
     storage: [layers, 2, rows * block_len + NUM_SCRATCH, kv_heads, head_dim]. `buffer` is the view
