@@ -4,6 +4,7 @@ and as many tokens are found as can be."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -127,32 +128,33 @@ PENALISED = [
 
 
 @pytest.mark.parametrize("reuses_prefixes", [True, False])
-@pytest.mark.parametrize("sampling", [*SEEDED, *PENALISED], ids=lambda s: str(s)[15:60])
-def test_preemption_changes_no_text(sampling: SamplingParams, reuses_prefixes: bool) -> None:
-    """Released and begun again at random, three sequences write what they write undisturbed.
+def test_preemption_changes_no_text(reuses_prefixes: bool) -> None:
+    """Released and begun again at random, eight sequences write what they write undisturbed.
 
     Also where the sampling counts tokens: after `begin` the generated ones still count as such.
     """
-    starts = prompts(3, seed=21)
+    samplings = [*SEEDED, *PENALISED]
+    starts = prompts(len(samplings), seed=21)
 
-    def texts(preempt_prob: float) -> tuple[list[list[int]], int]:
-        driver = driver_of(reuses_prefixes=reuses_prefixes, seed=5)
-        rng, num_preempted = random.Random(1), 0
+    def texts(preempt_prob: float) -> tuple[list[list[int]], Counter[int]]:
+        driver = driver_of(reuses_prefixes=reuses_prefixes, max_sequences=len(starts), seed=5)
+        rng, num_preempted = random.Random(1), Counter[int]()
         for number, prompt in enumerate(starts):
-            driver.begin(number, prompt, sampling)
-        while any(len(driver.tokens[n]) < len(starts[n]) + NUM_TOKENS for n in range(3)):
+            driver.begin(number, prompt, samplings[number])
+        while any(len(driver.tokens[n]) < len(one) + NUM_TOKENS for n, one in enumerate(starts)):
             driver.step()
-            for number in range(3):
+            for number, prompt in enumerate(starts):
                 if rng.random() < preempt_prob:
                     known = driver.end(number)
-                    driver.begin(number, known, sampling, len(starts[number]))
-                    num_preempted += 1
-        return [driver.tokens[n][len(starts[n]) :][:NUM_TOKENS] for n in range(3)], num_preempted
+                    driver.begin(number, known, samplings[number], len(prompt))
+                    num_preempted[number] += 1
+        found = [driver.tokens[n][len(one) :][:NUM_TOKENS] for n, one in enumerate(starts)]
+        return found, num_preempted
 
     plain, _ = texts(0.0)
-    preempted, num_preempted = texts(0.15)
+    preempted, num_preempted = texts(0.3)
     assert preempted == plain
-    assert num_preempted > 5
+    assert min(num_preempted[number] for number in range(len(starts))) > 2
 
 
 def test_drafts_are_the_same_with_and_without_reuse() -> None:
