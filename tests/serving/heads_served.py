@@ -34,6 +34,9 @@ REQUESTS = [
 ]
 """Prompts that the heads were not trained on."""
 
+MIXED = REQUESTS[::3]
+"""Of every workload and with every kind of sampling."""
+
 
 def config_of(limits: dict[str, Any] | None = None, **engine: Any) -> ServerConfig:
     few = {"max_sequences": 4, "max_context_len": 256, "prefill_chunk": 48, "profile_s": 0.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_served import MODEL, REQUESTS, TINY, config_of, served, serving
+from heads_served import MIXED, MODEL, REQUESTS, TINY, config_of, served, serving
 from safetensors.torch import save_file
 
 from smartspec_py.constants import HEADS
@@ -18,8 +18,6 @@ from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate
 
 WIDTH, DRAFTED = 128, 512
-MIXED = REQUESTS[::3]
-"""Of every workload and with every kind of sampling."""
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +61,13 @@ def test_texts_are_those_without_speculation(head: Path, runtime: str, kv_cache:
     """First with room for all caches, then with a budget that preempts requests and drops the
     head's cache."""
     config = config_of(heads=str(head), runtime=runtime, kv_cache=kv_cache)
-    plain, _ = served(config, [replace(one, policy="none") for one in MIXED])
     drafting = [
         replace(one, policy=f"fixed:{1 + 2 * (i % 4)}", proposer=HEADS)
         for i, one in enumerate(MIXED)
     ]
-    found, _ = served(config, drafting)
+    with serving(config) as server:
+        plain = generate(server, [replace(one, policy="none") for one in MIXED], 120.0)
+        found = generate(server, drafting, 120.0)
     limits = {"max_context_len": 192, "max_cache_tokens": 192}
     tight = config_of(limits, heads=str(head), runtime=runtime, kv_cache=kv_cache)
     squeezed, num_preemptions = served(tight, drafting)
@@ -88,9 +87,10 @@ def test_a_head_drafts_with_products_of_whole_numbers(
     monkeypatch.setattr(runner, "has_vnni", lambda: False)
     monkeypatch.setattr(runner, "LEAST_WEIGHTS", 0)
     config = config_of(heads=str(head), runtime="openvino", weights="int8")
-    plain, _ = served(config, [replace(one, policy="none") for one in MIXED])
     drafting = [replace(one, policy="fixed:3", proposer=HEADS) for one in MIXED]
-    found, _ = served(config, drafting)
+    with serving(config) as server:
+        plain = generate(server, [replace(one, policy="none") for one in MIXED], 120.0)
+        found = generate(server, drafting, 120.0)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     assert all(sink.progress.num_drafted > 0 for sink in found)
 
@@ -100,8 +100,8 @@ def test_texts_with_trees_are_those_without_speculation(head: Path) -> None:
     do not pay. One client leaves."""
     cost = CostModel(PassTable((1,), (1,), ((0.01,),)), PassTable((1,), (1,), ((1e-4,),)))
     config = config_of(heads=str(head), runtime="torch")
-    plain, _ = served(config, [replace(one, policy="none") for one in REQUESTS])
-    asked, gone = [replace(one, proposer=HEADS) for one in REQUESTS], LocalSink()
+    plain, _ = served(config, [replace(one, policy="none") for one in MIXED])
+    asked, gone = [replace(one, proposer=HEADS) for one in MIXED], LocalSink()
     with serving(config, cost=cost) as server:
         server.submit(asked[0], gone)
         gone.is_gone = True

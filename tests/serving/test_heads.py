@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from heads_served import MODEL, REQUESTS, TINY, config_of, served, serving
+from heads_served import MIXED, MODEL, REQUESTS, TINY, config_of, served, serving
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
@@ -49,7 +49,7 @@ def alone() -> MedusaProposer:
 
 
 def asked(policy: str, **changes: Any) -> list[GenerateParams]:
-    return [replace(one, policy=policy, proposer=HEADS, **changes) for one in REQUESTS]
+    return [replace(one, policy=policy, proposer=HEADS, **changes) for one in MIXED]
 
 
 @cache
