@@ -61,44 +61,38 @@ def test_a_server_that_is_not_there(url: str) -> None:
 
 GPU_IMAGE = """
 import sys
+import pytest
+missing = {"openvino", "aiohttp", "fastapi", "uvicorn", "tritonclient", "grpc", "pydantic"}
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {%s}:
+        if name.partition(".")[0] in missing:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Missing())
+assert pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]) == 0
+missing.remove("pydantic")
+from smartspec_cli.app import app
+app(["bench", "lockstep", *%r])
 """
-"""Python without packages that the image of a GPU machine often lacks."""
-
-
-def in_a_gpu_image(program: str, *missing: str) -> str:
-    environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1"}
-    text = GPU_IMAGE % ", ".join(map(repr, missing)) + program
-    command = [sys.executable, "-c", text]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+"""Python without packages that the image of a GPU machine often lacks. What tests of a GPU import
+needs none of them, and the command needs pydantic, too."""
 
 
 @pytest.mark.slow
-def test_lockstep_needs_neither_openvino_nor_the_clients() -> None:
-    """As `scripts/bench --gpu` runs it, but small and on the CPU."""
+def test_what_a_gpu_machine_runs_needs_few_packages(tmp_path: Path) -> None:
+    """The tests of a GPU, and the command as `scripts/bench --gpu` runs it, but small and on the
+    CPU."""
     options = ["--model", str(TINY / "target"), "--draft", str(TINY / "draft")]
     options += ["--set", "engine.runtime=torch", "--set", "limits.profile_s=0"]
     options += ["--set", "limits.max_sequences=4", "--set", "engine.profile_cache=null"]
     options += ["--set", "engine.dtype=float32", "--set", "engine.num_threads=1"]
     options += ["--shapes", "closed", "--repeats", "1", "--saturation-s", "0.2"]
     options += ["--max-tokens", "8", "--policies", "none,goodput", "--workload", "tiny"]
-    options += ["--json", "-"]
-    program = f"from smartspec_cli.app import app\napp(['bench', 'lockstep', *{options!r}])"
-    missing = ("openvino", "aiohttp", "fastapi", "uvicorn", "tritonclient", "grpc")
-    phases = json.loads(in_a_gpu_image(program, *missing))["phases"]
+    options += ["--json", str(tmp_path / "found.json")]
+    environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", GPU_IMAGE % options]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_captured_passes_on_a_gpu" in done.stdout
+    phases = json.loads((tmp_path / "found.json").read_text())["phases"]
     assert len(phases) == 2
     assert all(phase["num_same_texts"] == phase["num_finished"] for phase in phases)
-
-
-@pytest.mark.slow
-def test_gpu_tests_are_collected_without_other_packages() -> None:
-    options = ["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    program = f"import pytest\nsys.exit(pytest.main({options!r}))"
-    found = in_a_gpu_image(program, "pydantic", "openvino", "aiohttp", "tritonclient")
-    assert "test_captured_passes_on_a_gpu" in found
