@@ -16,7 +16,7 @@ from harness import LoopHarness
 
 from smartspec_py.constants import PRIORITY_WORTH_S
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.base import SequenceStart, SharesNothing
+from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.cache.blocks import BlockPool
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.batcher import Batcher
@@ -24,6 +24,7 @@ from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.lifecycle import Lifecycle
 from smartspec_py.serving.request import ErrorCode, Request, RequestError, RequestState
 from smartspec_py.serving.speculation import Speculation
+from smartspec_testing.fake_engine import FakeTarget
 
 
 class Drafts:
@@ -64,7 +65,7 @@ def ledger(
 ) -> CacheLedger:
     draft_bytes = costs.get("draft_bytes", 1)
     budget = CacheBudget(capacity, costs.get("target_bytes", 1), draft_bytes)
-    return CacheLedger(budget, Drafts(num_computed_tokens, draft_bytes), SharesNothing())
+    return CacheLedger(budget, Drafts(num_computed_tokens, draft_bytes), FakeTarget())
 
 
 def test_used_is_every_token_the_next_one_and_what_the_draft_has_read() -> None:
@@ -262,7 +263,7 @@ def test_a_larger_newcomer_preempts_as_many_as_it_takes_or_none() -> None:
     assert harness.drain() == [FinishReason.LENGTH] * 5
 
 
-class Blocks(SharesNothing):
+class Blocks(FakeTarget):
     """The cache of a target with blocks of four tokens."""
 
     def __init__(self) -> None:

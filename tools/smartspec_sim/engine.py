@@ -15,7 +15,7 @@ TensorRT-LLM are not modelled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from smartspec_py.engines.base import (
     Grammar,
     Prefill,
     SequenceStart,
-    SharesNothing,
+    Target,
     TargetCapabilities,
     Verify,
     Work,
@@ -56,7 +56,7 @@ class SimText(Protocol):
     def runs(self) -> Mapping[str, Runs]: ...
 
 
-class SimTarget(SharesNothing):
+class SimTarget(Target):
     """A target engine that only counts tokens. texts: by sequence; read at each verification.
 
     busy_s: virtual seconds inside passes.
@@ -75,8 +75,12 @@ class SimTarget(SharesNothing):
         self._texts = texts
         self._num_known: dict[SequenceId, int] = {}  # prompt and generated tokens
         self._work: list[Work] = []
-        self.warm_shapes: Collection[int] = ()
+        self._warm: tuple[int, ...] = ()
         self.busy_s = 0.0
+
+    @property
+    def warm_shapes(self) -> tuple[int, ...]:
+        return self._warm
 
     @property
     def num_sequences(self) -> int:
@@ -112,8 +116,8 @@ class SimTarget(SharesNothing):
             context += self._num_known[item.sequence]
             if isinstance(item, Verify):
                 num_tokens += len(item.draft.tokens)
-        cost, is_warm = self._cost, num_tokens + num_prompt in self.warm_shapes
-        self.warm_shapes = (num_tokens + num_prompt,)
+        cost, is_warm = self._cost, num_tokens + num_prompt in self._warm
+        self._warm = (num_tokens + num_prompt,)
         if cost.prompt is None:
             batch_size, num_tokens = len(work), num_tokens + num_prompt
             context, num_prompt = context + prompt_context, 0

@@ -18,7 +18,7 @@ With a cost model, passes take time on a clock, which may be virtual. Without on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smartspec_py.constants import GUIDE_FIELDS
@@ -30,7 +30,7 @@ from smartspec_py.engines.base import (
     Failure,
     Prefill,
     SequenceStart,
-    SharesNothing,
+    Target,
     TargetCapabilities,
     Verify,
     Work,
@@ -84,7 +84,7 @@ class _Sequence:
     is_finished: bool = False
 
 
-class FakeTarget(SharesNothing):
+class FakeTarget(Target):
     """Runs all work in flight at each poll: a `Decode` burst by one token, other work to its end.
 
     A poll takes one pass over the decoding sequences (`cost.target_s` of 1 + k tokens each) and one
@@ -98,8 +98,6 @@ class FakeTarget(SharesNothing):
     Wrong calls raise AssertionError, or KeyError for a sequence that is not held.
     """
 
-    warm_shapes: Collection[int] = ()
-
     def __init__(
         self,
         capabilities: TargetCapabilities = FAKE_CAPABILITIES,
@@ -109,7 +107,7 @@ class FakeTarget(SharesNothing):
         fail_at_step: int | None = None,
         poison_token: int | None = None,
     ) -> None:
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self._cost = cost
         self._clock = clock or RealClock()
         self._fail_at_step = fail_at_step
@@ -121,17 +119,13 @@ class FakeTarget(SharesNothing):
         """Polls so far that had work."""
 
     @property
-    def capabilities(self) -> TargetCapabilities:
-        return self._capabilities
-
-    @property
     def num_sequences(self) -> int:
         """Sequences held now."""
         return len(self._held)
 
     def begin(self, start: SequenceStart) -> int:
         """Nothing is ever cached. A sequence that was released may begin again."""
-        limits, sampling = self._capabilities, start.sampling
+        limits, sampling = self.capabilities, start.sampling
         sequence, tokens, num_prompt = start.sequence, start.tokens, start.num_prompt
         assert sequence not in self._held, "it has begun already"
         assert len(self._held) < limits.max_sequences, "more sequences than fit"
@@ -151,7 +145,7 @@ class FakeTarget(SharesNothing):
             self._in_flight[item.sequence] = item
 
     def _check(self, work: Work, sequence: _Sequence) -> None:
-        limits = self._capabilities
+        limits = self.capabilities
         if isinstance(work, Prefill):
             end = work.start + len(work.tokens)
             longest = limits.max_prefill_tokens or limits.max_context_len
@@ -226,7 +220,7 @@ class FakeTarget(SharesNothing):
         return len(drafts)
 
     def _token(self, sequence: _Sequence, position: int) -> int:
-        return token_at(sequence.key, position, self._capabilities.vocab_size)
+        return token_at(sequence.key, position, self.capabilities.vocab_size)
 
     def _emit(
         self, sequence: _Sequence, num_tokens: int
@@ -240,7 +234,7 @@ class FakeTarget(SharesNothing):
                 finish = FinishReason.STOP
                 break
             sequence.tokens.append(token)
-            if len(sequence.tokens) == self._capabilities.max_context_len:
+            if len(sequence.tokens) == self.capabilities.max_context_len:
                 finish = FinishReason.LENGTH
                 break
         sequence.is_finished = finish is not None
@@ -269,7 +263,7 @@ class FakeTarget(SharesNothing):
 
     def check_integrity(self) -> None:
         """Recompute what must hold between two calls. Raises AssertionError."""
-        limits = self._capabilities
+        limits = self.capabilities
         assert self._in_flight.keys() <= self._held.keys(), "work in flight of no sequence"
         assert len(self._held) <= limits.max_sequences, "more sequences than fit"
         for number, sequence in self._held.items():

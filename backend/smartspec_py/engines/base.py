@@ -1,4 +1,4 @@
-"""The Protocols between the step loop and the engine that runs the model.
+"""The interface between the step loop and the engine that runs the model.
 
 A target takes work with `submit` and reports results with `poll`. It never calls back, and it
 starts no threads. A sequence is *in flight* from `submit` until one of its events has `is_last`.
@@ -24,6 +24,7 @@ Rules of a target:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -200,30 +201,32 @@ class SequenceStart(NamedTuple):
     host_time: HostTime | None = None
 
 
-class Target(Protocol):
-    """The model that generates the served text."""
+class Target(ABC):
+    """The model that generates the served text.
 
-    @property
-    def capabilities(self) -> TargetCapabilities: ...
+    Subclasses inherit that passes need no preparation, and that sequences share no memory.
+    """
+
+    capabilities: TargetCapabilities
 
     @property
     def warm_shapes(self) -> Collection[int]:
         """Numbers of tokens that a pass can have without `CostModel.shape_change_s`. Empty if the
         engine prepares for none."""
-        ...
+        return ()
 
+    @abstractmethod
     def begin(self, start: SequenceStart) -> int:
         """Make room for a sequence.
 
         Returns the number of leading tokens that are cached and need no prefill. It is less than
         the number of tokens, and 0 without reuses_prefix.
         """
-        ...
 
     def find_more(self, sequence: SequenceId) -> int | None:
         """Look again for cached tokens, for a sequence whose prefill has not begun. Returns the
         number that are cached now, as `begin`; None if it is the same."""
-        ...
+        return None
 
     def num_common(
         self,
@@ -234,43 +237,28 @@ class Target(Protocol):
     ) -> int:
         """Tokens in the cache that a new sequence would use together with those that run, without
         those of `gone`."""
-        ...
+        return 0
 
     def num_shared_tokens(self, gone: Collection[SequenceId] = ()) -> int:
         """Tokens by which the cache would be fuller if no two sequences shared any, of all
         sequences but those of `gone`."""
-        ...
+        return 0
 
+    @abstractmethod
     def submit(self, work: Sequence[Work]) -> None: ...
 
+    @abstractmethod
     def poll(self, timeout_s: float) -> list[Event]:
         """Run or await the submitted work; return at once if nothing is in flight."""
-        ...
 
+    @abstractmethod
     def cancel(self, sequence: SequenceId) -> None: ...
 
+    @abstractmethod
     def release(self, sequence: SequenceId) -> None: ...
 
+    @abstractmethod
     def close(self) -> None: ...
-
-
-class SharesNothing:
-    """What a target inherits whose sequences share no memory."""
-
-    def find_more(self, sequence: SequenceId) -> int | None:
-        return None
-
-    def num_common(
-        self,
-        tokens: Sequence[int],
-        num_prompt: int,
-        adapter: str,
-        gone: Collection[SequenceId] = (),
-    ) -> int:
-        return 0
-
-    def num_shared_tokens(self, gone: Collection[SequenceId] = ()) -> int:
-        return 0
 
 
 class Profilable(Protocol):

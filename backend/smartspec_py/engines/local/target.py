@@ -20,6 +20,7 @@ from smartspec_py.engines.base import (
     Failure,
     Prefill,
     SequenceStart,
+    Target,
     TargetCapabilities,
     Verify,
     Work,
@@ -67,8 +68,8 @@ class _Item:
     scored: Sequence[int] = ()
 
 
-class LocalTarget(CachedModel[_TargetSequence]):
-    """A Hugging Face causal language model as a `Target`."""
+class LocalTarget(CachedModel[_TargetSequence], Target):
+    """A Hugging Face causal language model."""
 
     def __init__(
         self,
@@ -80,12 +81,8 @@ class LocalTarget(CachedModel[_TargetSequence]):
     ) -> None:
         most = capabilities.max_sequences
         super().__init__(runner, most, reuses_prefixes=reuses_prefixes, memory=memory)
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self._pending: list[Work] = []
-
-    @property
-    def capabilities(self) -> TargetCapabilities:
-        return self._capabilities
 
     @property
     def warm_shapes(self) -> Collection[int]:

@@ -20,7 +20,7 @@ decoding layer for external drafts writes none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
@@ -34,7 +34,7 @@ from smartspec_py.engines.base import (
     Failure,
     Prefill,
     SequenceStart,
-    SharesNothing,
+    Target,
     TargetCapabilities,
     Verify,
     Work,
@@ -83,10 +83,8 @@ class _InFlight:
     num_emitted: int = 0
 
 
-class TrtllmTarget(ExecutorModel, SharesNothing):
+class TrtllmTarget(ExecutorModel, Target):
     """Raises KeyError for a sequence that was not begun, and AssertionError for other misuse."""
-
-    warm_shapes: Collection[int] = ()
 
     def __init__(
         self,
