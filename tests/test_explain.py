@@ -20,7 +20,6 @@ from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPla
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_py.serving.step_trace import header_line, step_line
-from smartspec_sim.traces import unexplained
 
 COST = CostModel(
     target=PassTable((1,), (1, 11), ((0.010, 0.020),)),
@@ -158,7 +157,6 @@ def random_steps(seeds: range) -> list[StepRecord]:
 def test_the_chosen_plan_is_worth_what_was_recorded() -> None:
     """Of every step, to the last bit: explanation and replay decide by the same."""
     found = random_steps(range(60))
-    assert unexplained(found) == []
     for one in found:
         chosen = candidates(one)[0]
         assert (chosen.expected_tokens, chosen.expected_s) == (

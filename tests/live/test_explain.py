@@ -11,7 +11,8 @@ import pytest
 from wire import generate, post
 
 from smartspec_launch.triton_server import TritonServer
-from smartspec_sim.traces import parse_steps, unexplained
+from smartspec_py.core.plan.planner import plan
+from smartspec_sim.traces import parse_steps
 
 pytestmark = pytest.mark.triton
 
@@ -28,10 +29,11 @@ def test_a_server_says_what_it_planned_and_why(local_server: TritonServer, tmp_p
         local_server, {"text_input": "-", "max_tokens": 1, "explain_steps": 8}, "generate"
     )
     assert status == 200, body
-    trace = parse_steps("server", json.loads(body)["explanation"])
-    assert len(trace.steps) == 8
-    assert {view.policy for step in trace.steps for view in step.decision.views} == {"fixed:2"}
-    assert unexplained(trace.steps) == []
+    steps = parse_steps("server", json.loads(body)["explanation"])
+    assert len(steps) == 8
+    assert {view.policy for step in steps for view in step.decision.views} == {"fixed:2"}
+    for one in (step.decision for step in steps):
+        assert plan(one.views, one.cost, one.settings) == one.plan
 
     kept = tmp_path / "steps.jsonl"
     command = [sys.executable, "-m", "smartspec_cli.app", "explain", "--steps", "8", "--json", "-"]
@@ -41,7 +43,7 @@ def test_a_server_says_what_it_planned_and_why(local_server: TritonServer, tmp_p
         )
         document = json.loads(result.stdout)
         found = {one["name"]: one for one in document["step"]["candidates"]}
-        planned = trace.steps[-1].decision.plan
+        planned = steps[-1].decision.plan
         assert found["chosen"]["draft_lens"] == list(planned.draft_lens.values())
         assert found["chosen"]["tokens_per_s"] == pytest.approx(planned.goodput)
         # Steps of `fixed:2` are what one length for all makes of them, at the same worth.

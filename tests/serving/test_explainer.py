@@ -12,7 +12,8 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.serving import step_trace as module
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
-from smartspec_sim.traces import StepTraceFile, parse_steps
+from smartspec_py.serving.step import StepRecord
+from smartspec_sim.traces import parse_steps
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import LocalSink, generate
 
@@ -38,7 +39,7 @@ def server() -> Iterator[Server]:
     served.stop()
 
 
-def explained(server: Server, num_steps: int = 1024) -> StepTraceFile:
+def explained(server: Server, num_steps: int = 1024) -> list[StepRecord]:
     (sink,) = generate(server, [ask(num_steps)], WAIT_S)
     return parse_steps("server", sink.last.explanation)
 
@@ -51,14 +52,14 @@ def test_without_the_setting_it_is_refused() -> None:
 def test_the_newest_steps_up_to_a_number_and_a_size(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = explained(server).steps
+    steps = explained(server)
     planned = [record for record in server.loop.records if record.batch_size]
     assert [step.decision.plan for step in steps] == [one.decision.plan for one in planned]
     assert all(step.decision.views for step in steps)
-    assert explained(server, 2).steps == steps[-2:]
+    assert explained(server, 2) == steps[-2:]
     num_bytes = sum(len(module.step_line(step)) for step in planned[-3:])
     monkeypatch.setattr(module, "MAX_BYTES", num_bytes)
-    assert explained(server).steps == steps[-3:]
+    assert explained(server) == steps[-3:]
 
 
 def test_a_server_that_stops_answers_with_an_error() -> None:

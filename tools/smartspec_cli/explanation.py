@@ -1,7 +1,7 @@
 """Explains the plan of a step, and compares expected with actual results over a window of steps.
 
-Pure: works on step records. Every plan here uses the cost model and the settings of the step's own
-decision, as in `steps.decide`. Nothing is learned.
+Pure: works on step records. Every plan here uses the cost model and the settings of the step's
+decision. Nothing is learned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step traces, which `smartspec_py.serving.step_trace` writes: reads them and decides again.
+"""Reads the step traces that `smartspec_py.serving.step_trace` writes.
 
 The first line of a trace is a header with `format`, `version` and what holds for the whole file;
 each line after it is a step. Another format or version is an error.
@@ -7,46 +7,25 @@ each line after it is a step. Another format or version is an error.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from smartspec_py.core.cost import CostModel, cost_from_json, tupled
-from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, plan
+from smartspec_py.core.plan.planner import BatchTable, PlannerSettings
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 from smartspec_py.serving.step_trace import NUMBERS, STEP_FORMAT, STEP_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class StepTraceFile:
-    """The arguments of `header_line`, and the steps of the other lines."""
-
-    profile: CostModel
-    batch_table: BatchTable | None
-    steps: Sequence[StepRecord]
-
-
 class TraceError(ValueError):
     """A trace cannot be read. The message names the place and the reason."""
 
 
-def decide(step: StepRecord) -> SpecPlan:
-    """The plan of the present planner for the recorded inputs."""
-    decision = step.decision
-    return plan(decision.views, decision.cost, decision.settings)
-
-
-def unexplained(steps: Sequence[StepRecord]) -> list[int]:
-    """Indices of the steps whose recorded plan differs from `decide`, in draft lengths or in
-    what is expected."""
-    return [i for i, step in enumerate(steps) if decide(step) != step.decision.plan]
-
-
-def parse_steps(name: str, text: str) -> StepTraceFile:
-    """name: where the text comes from, for errors. Raises TraceError."""
+def parse_steps(name: str, text: str) -> list[StepRecord]:
+    """The steps of a trace. name: where the text comes from, for errors. Raises TraceError."""
     first, *lines = text.split("\n")
     with _naming(f"{name}, line 1"):
         header = json.loads(first)
@@ -64,7 +43,7 @@ def parse_steps(name: str, text: str) -> StepTraceFile:
         if line:
             with _naming(f"{name}, line {number}"):
                 steps.append(_step(json.loads(line), profile, batch_table))
-    return StepTraceFile(profile, batch_table, steps)
+    return steps
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def explain(
     name = str(trace or url or SERVER)
     try:
         text = _fetched(name, steps) if trace is None else trace.read_text(encoding="utf-8")
-        records = parse_steps(name, text).steps[-steps:]
+        records = parse_steps(name, text)[-steps:]
     except TraceError as error:
         fail(str(error))
     except OSError as error:
