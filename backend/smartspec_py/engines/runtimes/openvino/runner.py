@@ -118,6 +118,18 @@ class _Copy:
     num_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """How products are computed. num_bits, block: see `Products`. group: activations that are
+    rounded with one scale; 0 rounds none. is_bounded: whether products have at most MOST_WIDTH
+    columns, and passes at most MOST_TOKENS tokens."""
+
+    num_bits: int
+    group: int
+    block: int
+    is_bounded: bool
+
+
 class OpenVinoRunner(Runner):
     """A model that OpenVINO compiled. config.dtype: the precision of the products. It becomes
     float32 if the processor lacks this precision, or bits would depend on the pass."""
@@ -135,82 +147,31 @@ class OpenVinoRunner(Runner):
     ) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
         model. Raises ModelError."""
-        core = ov.Core()
-        num_bits = NUM_BITS[config.weights]
-        of_model = weights or Weights(model.state_dict())
-        group = _group(model) if num_bits else 0
-        kept_group = of_model.kept_group if config.keeps_4_bits and group else 0
-        config = replace(config, keeps_4_bits=kept_group > 0)
-        if kept_group:  # the scale of a group of activations is multiplied by one of the weights
-            group = min(group, kept_group)
-        has_integers = group > 0 and has_vnni()
-        is_whole = num_bits == 8 and not has_integers and cpu_has("avx2")
-        block = _block(model) if is_whole else 0
-        is_bounded = num_bits > 0 and not has_integers and not block
+        core, of_model = ov.Core(), weights or Weights(model.state_dict())
         precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        if is_bounded or block or HALF.get(config.dtype) not in precisions:
-            config = replace(config, dtype=torch.float32)
+        config, numbers = _numbers(model, config, of_model, precisions)
         super().__init__(config)
-        precision = HALF.get(config.dtype, "f32").lower()
-        # Rounding to 16 bits changes less than compressed weights do.
-        of_keys = "f16" if num_bits and precision == "f32" else precision
-        if num_bits == 4 and not group:
-            raise ModelError(
-                f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
-            )
-        settings = {
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
-            "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else of_keys,
-            "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
-            "INFERENCE_NUM_THREADS": config.num_threads,
-            "NUM_STREAMS": 1,
-            "ENABLE_CPU_PINNING": False,
-        }
-        is_half = config.dtype in HALF
-        matrices = {
-            f"{layer}{MATRIX_A}": config.adapters.joined(layer)[0].to(config.dtype)
-            for layer in config.adapters.layers
-        }
-        if matrices:
-            of_model = of_model.with_added(matrices)
         self._most_tokens = config.num_rows * config.max_len
-        if is_bounded:
+        if numbers.is_bounded:
             rows = {layer.out_features for layer in _linear_layers(model)}
             rows |= {config.vocab_size, config.adapters.rank}
             is_even = not any(num % EVEN_ROWS for num in rows)
             self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
-        products = Products(
-            model,
-            of_model,
-            num_bits=num_bits,
-            group=group,
-            block=block,
-            is_half=is_half,
-            most_width=MOST_WIDTH if is_bounded else None,
-            keeps_4_bits=config.keeps_4_bits,
-            adapters=config.adapters,
-        )
+        products = _products(model, config, of_model, numbers)
         graph = self._graph_class(
             model, products, max_len=config.max_len, num_threads=config.num_threads
         )
-        built, self._memory = self._build(graph, model), products.memory
+        built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
+        self._memory = products.memory
         share_constants(built)
         of_model.finish()
         num_parameters = sum(weight.numel() for weight in model.parameters())
-        num_layers = len(model.model.layers)
-        wanted: int = num_layers * PARAMETERS_PER_LAYER // max(1, num_parameters)
+        wanted: int = len(model.model.layers) * PARAMETERS_PER_LAYER // max(1, num_parameters)
         self._most_padding = min(MOST_PADDING, wanted)
-        self._cheap_tokens = CHEAP_TOKENS if is_bounded else 0
+        self._cheap_tokens = CHEAP_TOKENS if numbers.is_bounded else 0
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, products.num_bytes))
-        begin(PREPARING)
-        with ThreadPoolExecutor(config.num_threads) as threads:  # OpenVINO compiles with one
-            tasks = [
-                threads.submit(core.compile_model, built, "CPU", settings)
-                for _ in range(num_copies)
-            ]
-        compiled = [task.result() for task in tasks]
+        compiled = _compiled(core, built, _settings(config, numbers), num_copies)
         self.compiled = compiled[0]
         self._copies = [_Copy(graph.create_infer_request()) for graph in compiled]
         """The one whose last pass was first comes first."""
@@ -223,10 +184,6 @@ class OpenVinoRunner(Runner):
         self.cache = BlockCache(self.compiled, model, config)
         for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
             copy.request.set_tensor(name, tensor)
-
-    def _build(self, graph: DecoderGraph, model: Any) -> ov.Model:
-        config = self.config
-        return graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
 
     @property
     def about(self) -> str:
@@ -361,6 +318,76 @@ class OpenVinoRunner(Runner):
         }
         for name, dtype in self._input_types.items():
             request.set_input_tensor(self._places[name], ov.Tensor(np.asarray(given[name], dtype)))
+
+
+def _numbers(
+    model: Any, config: RunnerConfig, weights: Weights, precisions: Sequence[str]
+) -> tuple[RunnerConfig, _Numbers]:
+    """How this processor computes the products, and the config with the precision that they have.
+    precisions: of the processor."""
+    num_bits = NUM_BITS[config.weights]
+    group = _group(model) if num_bits else 0
+    if num_bits == 4 and not group:
+        raise ModelError(
+            f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
+        )
+    kept_group = weights.kept_group if config.keeps_4_bits and group else 0
+    if kept_group:  # the scale of a group of activations is multiplied by one of the weights
+        group = min(group, kept_group)
+    has_integers = group > 0 and has_vnni()
+    is_whole = num_bits == 8 and not has_integers and cpu_has("avx2")
+    block = _block(model) if is_whole else 0
+    is_bounded = num_bits > 0 and not has_integers and not block
+    is_half = not (is_bounded or block) and HALF.get(config.dtype) in precisions
+    dtype = config.dtype if is_half else torch.float32
+    config = replace(config, keeps_4_bits=kept_group > 0, dtype=dtype)
+    return config, _Numbers(num_bits, group, block, is_bounded)
+
+
+def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: _Numbers) -> Products:
+    matrices = {
+        f"{layer}{MATRIX_A}": config.adapters.joined(layer)[0].to(config.dtype)
+        for layer in config.adapters.layers
+    }
+    return Products(
+        model,
+        weights.with_added(matrices) if matrices else weights,
+        num_bits=numbers.num_bits,
+        group=numbers.group,
+        block=numbers.block,
+        is_half=config.dtype in HALF,
+        most_width=MOST_WIDTH if numbers.is_bounded else None,
+        keeps_4_bits=config.keeps_4_bits,
+        adapters=config.adapters,
+    )
+
+
+def _settings(config: RunnerConfig, numbers: _Numbers) -> dict[str, Any]:
+    """Of OpenVINO."""
+    precision = HALF.get(config.dtype, "f32").lower()
+    # Rounding to 16 bits changes less than compressed weights do.
+    of_keys = "f16" if numbers.num_bits and precision == "f32" else precision
+    return {
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": numbers.group,
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else of_keys,
+        "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
+        "INFERENCE_NUM_THREADS": config.num_threads,
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def _compiled(
+    core: ov.Core, built: ov.Model, settings: dict[str, Any], num_copies: int
+) -> list[ov.CompiledModel]:
+    begin(PREPARING)
+    num_threads = settings["INFERENCE_NUM_THREADS"]
+    with ThreadPoolExecutor(num_threads) as threads:  # OpenVINO compiles with one
+        tasks = [
+            threads.submit(core.compile_model, built, "CPU", settings) for _ in range(num_copies)
+        ]
+    return [task.result() for task in tasks]
 
 
 def _group(model: Any) -> int:
