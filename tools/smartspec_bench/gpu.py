@@ -36,6 +36,7 @@ from smartspec_bench.expand import PRESETS, expand, expand_medusa
 from smartspec_bench.lockstep import NONE, Feed, Side, serve
 from smartspec_bench.plan import Due
 from smartspec_bench.prompts import MIXED, PROMPT_SEED, TINY, Prompt, chat_template, generated
+from smartspec_bench.report import markdown_table
 from smartspec_bench.results import phase_of
 from smartspec_launch import paths
 from smartspec_py.api.inputs import GenerateParams
@@ -116,10 +117,8 @@ class Served:
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table in Markdown."""
-    print(f"\n### {title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for row in rows:
-        cells = [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row]
-        print(f"| {' | '.join(cells)} |", flush=True)
+    cells = ([f"{one:.3g}" if isinstance(one, float) else str(one) for one in row] for row in rows)
+    print(f"\n### {title}\n\n{markdown_table(head, cells)}", flush=True)
 
 
 def policies(served: Served) -> None:

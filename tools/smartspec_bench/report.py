@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from smartspec_bench.comparison import GOODPUT, NONE, Place, PolicyMeans, Ratio, places
 from smartspec_bench.results import Document
@@ -95,15 +95,14 @@ def notes(document: Document) -> list[str]:
 
 def markdown(document: Document) -> str:
     """One table of all loads, one for each load, and what was measured."""
-    parts = [*notes(document), _markdown_table(summary(document)), EXPLANATION]
+    parts = [*notes(document), markdown_table(*summary(document)), EXPLANATION]
     for place in places(document):
-        parts.append(f"**{place.label}**\n\n{_markdown_table(policies_of(place))}")
+        parts.append(f"**{place.label}**\n\n{markdown_table(*policies_of(place))}")
     if document.about:
         parts.append("\n".join(f"- {name}: {value}" for name, value in document.about.items()))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(table: Table) -> str:
-    columns, rows = table
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""The result document of a benchmark: what was measured, as JSON. Needs the standard library only.
+"""The result document of a benchmark: what was measured, as JSON.
 
 A phase is one load under one policy in one repeat. Names end in _ms for milliseconds and in _tps
 for tokens per second.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_bench.streams import COUNTS, Exchange
+from smartspec_py.engines.profile import machine_name, write_json
 from smartspec_sim.latency import summarise
 
 FORMAT, VERSION = "smartspec-bench", 1
@@ -109,8 +110,6 @@ def phase_of(policy: str, place: PlaceKey, repeat: int, exchanges: Sequence[Exch
 
 def described(title: str, **settings: object) -> dict[str, Any]:
     """The part `about` of a run that starts now on this machine."""
-    from smartspec_py.engines.profile import machine_name
-
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"title": title, "date": date, "machine": machine_name(), **settings}
 
@@ -144,15 +143,9 @@ class Recorder:
 def write(path: Path, document: Document) -> None:
     """Write the file atomically; what is no file, such as /dev/null, is written to."""
     if path.exists() and not path.is_file():
-        path.write_text(_text(document), encoding="utf-8")
-        return
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(_text(document), encoding="utf-8")
-    part.replace(path)
-
-
-def _text(document: Document) -> str:
-    return json.dumps(asdict(document), allow_nan=False, indent=1)
+        path.write_text(json.dumps(asdict(document)), encoding="utf-8")
+    else:
+        write_json(path, asdict(document))
 
 
 def read(path: Path) -> Document:

@@ -20,6 +20,7 @@ from typing import Any, cast
 import typer
 from pydantic import BaseModel
 
+from smartspec_bench.report import markdown_table
 from smartspec_cli.app import app
 from smartspec_gateway.openai.apis.chat_schema import IgnoredInChats
 from smartspec_gateway.openai.apis.messages_schema import MessagesRequest
@@ -127,8 +128,7 @@ def refused() -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    return markdown_table(columns, rows) + "\n"
 
 
 def command_line() -> str:

@@ -57,7 +57,7 @@ KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 KERNEL_CACHE_SIZE = "256"
 """On a CPU, oneDNN caches one kernel per number of tokens. In bfloat16 its default of 1,024 kernels
 takes up to several hundred MiB. With 256, memory use is constant after seconds and speed is the
-same (docs/research/log.md)."""
+same."""
 
 NO_GPU = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
 """Options without a GPU, for which Triton would look otherwise, and log errors."""
