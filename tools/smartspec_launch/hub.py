@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smartspec_launch.interpreter import LaunchError
+from smartspec_py.engines.checkpoints.checks import first_line
 from smartspec_py.faults import ConfigError
 
 NAME = re.compile(
@@ -214,10 +215,6 @@ def as_error(key: str, name: HubName, error: Exception) -> Exception:
     elif number in READ_ONLY:
         reason = f"{cache}: {os.strerror(number)}): set HF_HOME to a folder that can be written"
     else:
-        text = f"status {status}" if status else _first_line(error)
+        text = f"status {status}" if status else first_line(error)
         reason = f"{text}): check the network and try again, or give a path"
     return LaunchError(f"engine.{key}: {name} cannot be fetched from {hub} ({reason}")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
