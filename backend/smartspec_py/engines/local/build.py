@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
+from smartspec_py.constants import HEADS
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.trees import MAX_NODES
 from smartspec_py.engines.cache.blocks import Memory
@@ -254,8 +255,8 @@ def _measured(
             for name, path in config.lora.items()
         ),
     ]
-    branches = any(kind.may_branch for kind in kinds)
-    has_trees = branches and setup.tree_context_len is not None
+    has_heads = any(kind.name == HEADS for kind in kinds)  # a draft model drafts chains only
+    has_trees = has_heads and setup.tree_context_len is not None
     shape = _shape(limits, runner.bytes_per_token, has_trees)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(

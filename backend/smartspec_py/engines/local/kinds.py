@@ -69,13 +69,11 @@ class Setup:
 
 class DraftKind(ABC):
     """name: that requests use. gives_hidden, state_layers: what the target must give, see
-    `RunnerConfig`. may_branch: whether it drafts trees, if the target verifies them. folder: its
-    files."""
+    `RunnerConfig`. folder: its files."""
 
     name: ClassVar[str]
     gives_hidden: bool = False
     state_layers: tuple[int, ...] = ()
-    may_branch: bool = True
     folder: Path
 
     def load(self, setup: Setup) -> Runner | None:
@@ -90,7 +88,6 @@ class DraftKind(ABC):
 
 class DraftModelKind(DraftKind):
     name = DRAFT_MODEL
-    may_branch = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
