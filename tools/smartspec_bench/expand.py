@@ -97,8 +97,9 @@ def expand(source: Path, out: Path, size: Size, *, seed: int = 0) -> int:
     weights = load_weights(source)
     old = checked_sizes(config, weights)
     new = old | dict(size)
-    for key in _shrinking(old, new):
-        raise SizeError(f"{key}: cannot shrink from {old[key]} to {new[key]}")
+    for key in old:
+        if new[key] < old[key]:
+            raise SizeError(f"{key}: cannot shrink from {old[key]} to {new[key]}")
     groups = [size["num_attention_heads"] // size["num_key_value_heads"] for size in (old, new)]
     if groups[1] < groups[0]:
         text = "query heads of each key head: cannot shrink from {} to {}"
@@ -186,10 +187,6 @@ def checked_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> d
         "num_key_value_heads": config.get("num_key_value_heads") or num_heads,
         "head_dim": config.get("head_dim") or config["hidden_size"] // num_heads,
     }
-
-
-def _shrinking(old: Size, new: Size) -> list[str]:
-    return [key for key, value in old.items() if new[key] < value]
 
 
 def _config(config: dict[str, Any], old: Size, new: Size) -> dict[str, Any]:
