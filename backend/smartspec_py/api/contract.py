@@ -26,7 +26,7 @@ INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 _LOG_PROBS = "if return_log_probs is true"
 _DETAILED = "if return_spec_metrics is detailed, after the first drafts"
 _PERF = "if return_perf_metrics is true"
-_NO_BLOCKS = "always 0: this cache has no blocks; see `num_cached_tokens`"
+_NO_BLOCKS = "always 0: blocks are not counted; see `num_cached_tokens`"
 
 OUTPUTS = (
     # TensorRT-LLM's postprocessing sends the texts as a plain list, and its clients rely on it.
