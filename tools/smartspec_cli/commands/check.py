@@ -112,7 +112,7 @@ def check(
     cost model with almost free drafts, so that they draft. With OpenVINO, no text may differ, and
     no bit of a token's log-probability. With PyTorch in float32, no text may differ. With PyTorch
     in lower precision, rounding can change a text where two tokens are almost equally likely. The
-    check of a small pair takes about a minute.
+    check of a small pair takes a few minutes.
 
     Some requests are guided: their text is a tool call in the model's format, as with the
     `tool_choice` `required`.
