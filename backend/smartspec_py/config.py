@@ -203,14 +203,13 @@ def _of_its_kind(value: Any) -> Any:
     """The section `engine`, validated with the class of its kind."""
     if not isinstance(value, dict):
         return value
-    kind = str(value.get("kind"))
+    kind = str(value.get("kind", LocalEngineConfig.model_fields["kind"].default))
     config_class = BUILT_IN.get(kind)
     if config_class is None:
         others = entry_points(group=ENGINE_GROUP)
         if kind not in others.names:
             kinds = ", ".join([*BUILT_IN, *sorted(others.names)])
-            problem = "kind must be" if "kind" in value else "the key kind is missing; it must be"
-            raise ValueError(f"{problem} one of {kinds}")
+            raise ValueError(f"kind must be one of {kinds}")
         config_class = others[kind].load()
     return config_class.model_validate(value)
 

@@ -44,6 +44,7 @@ def read(tmp_path: Path, document: Any) -> ServerConfig:
 def test_what_is_set_is_read_and_the_rest_has_its_default(tmp_path: Path) -> None:
     config = read(tmp_path, {"engine": LOCAL})
     assert config.engine == LocalEngineConfig(model="target")
+    assert config == read(tmp_path, {"engine": {"model": "target"}}), "the default kind is local"
     assert (config.limits, config.policy) == (LimitsConfig(), "goodput")
     assert config.planner.batch_table is None
     limits = {"max_sequences": 3, "max_queue": 4, "max_context_len": 99, "prefill_chunk": 16}
