@@ -16,7 +16,7 @@ from smartspec_cli.reference import commands
 from smartspec_gateway.openai.apis.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 
-ELSEWHERE = "docker helm kubectl trtllm-build python python3 pip git cd lm_eval locust"
+ELSEWHERE = "claude docker helm kubectl trtllm-build python python3 pip git cd lm_eval locust"
 """Programs whose options are not known here."""
 
 MAX_COLUMNS = 100
