@@ -149,7 +149,7 @@ def test_differing_tokenizers_are_refused(
         (
             PHIMOE | {"sliding_window": 100},
             r"phimoe and has a sliding window of 100 tokens, which is supported only for the types "
-            r"exaone4, gemma2, .*: set limits\.max_context_len to at most 100, or use another",
+            r"cohere2, exaone4, .*: set limits\.max_context_len to at most 100, or use another",
         ),
     ],
 )
