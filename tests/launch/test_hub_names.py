@@ -126,7 +126,10 @@ def test_the_default_name_is_what_a_person_calls_the_model(
     """A folder or a file, not what it becomes in a cache; see the other tests for the hub."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_gguf(tmp_path / "own.gguf", make_model("qwen3"), few_fields(104))
-    for path, name in ((TINY / "target", "target"), (tmp_path / "own.gguf", "own")):
+    write_gguf(tmp_path / "two.gguf", make_model("qwen3"), few_fields(104), part_len=20)
+    part = tmp_path / "two-00002-of-00002.gguf"
+    named = (TINY / "target", "target"), (tmp_path / "own.gguf", "own"), (part, "two")
+    for path, name in named:
         assert found(model=str(path)).served_model_name == [name]
     given = config_of(model=str(TINY / "target")).model_copy(update={"served_model_name": ["x"]})
     assert with_local_models(given, print).served_model_name == ["x"]

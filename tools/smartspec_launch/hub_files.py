@@ -18,7 +18,7 @@ from smartspec_py.engines.checkpoints.checks import (
     ModelError,
     weight_files,
 )
-from smartspec_py.engines.checkpoints.gguf.header import PART, part_files
+from smartspec_py.engines.checkpoints.gguf.header import base_name, part_files
 
 SETTINGS = (
     "config.json",
@@ -122,6 +122,5 @@ def _models(files: Iterable[str]) -> set[str]:
 
 
 def _quantization(file: str) -> str:
-    stem = PART.sub("", PurePosixPath(file).name).removesuffix(".gguf")
-    found = QUANTIZATION.findall(stem)
+    found = QUANTIZATION.findall(base_name(PurePosixPath(file)))
     return found[-1].upper() if found else ""

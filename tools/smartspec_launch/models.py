@@ -18,6 +18,7 @@ from smartspec_launch.phases import SHORT_S, shown
 from smartspec_py.config import ServerConfig
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.engines.checkpoints.gguf.header import base_name
 from smartspec_py.faults import ConfigError
 
 Say = Callable[[str], None]
@@ -52,7 +53,7 @@ def _with_served_name(config: ServerConfig) -> ServerConfig:
     if config.served_model_name or model is None:
         return config
     is_hub = "model" in hub_names(config, Path("/"))
-    name = model if is_hub else Path(model).name.removesuffix(".gguf")
+    name = model if is_hub else base_name(Path(model))
     return config.model_copy(update={"served_model_name": [name]})
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.gguf.config import MODELS, read_config, read_places
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
-from smartspec_py.engines.checkpoints.gguf.header import PART, part_files, read_headers
+from smartspec_py.engines.checkpoints.gguf.header import base_name, part_files, read_headers
 from smartspec_py.engines.checkpoints.gguf.tokenizer import (
     Vocabulary,
     end_token_ids,
@@ -41,7 +41,7 @@ def model_folder(path: Path) -> Path:
     if file is None:
         return path
     parent = _parent(part_files(file))
-    folder = parent / PART.sub("", file.name).removesuffix(".gguf")
+    folder = parent / base_name(file)
     if not (folder / INDEX).is_file():
         documents = _documents(file)
         try:

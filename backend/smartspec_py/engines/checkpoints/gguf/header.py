@@ -76,6 +76,11 @@ def part_files(file: _P) -> list[_P]:
     ]
 
 
+def base_name(file: PurePath) -> str:
+    """The name without its end, which all parts have in common."""
+    return PART.sub("", file.name).removesuffix(".gguf")
+
+
 def read_headers(files: Sequence[Path]) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
     """The fields of the first of these parts, and the tensors of all. Raises ConfigError."""
     fields: dict[str, Any] = {}
