@@ -89,6 +89,9 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     others[1].write_bytes(others[0].read_bytes())
     with pytest.raises(ConfigError, match=r"split\.no 1 and the split\.count"):
         model_folder(first)
+    others[0].write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ConfigError, match=r"is not a GGUF file: .*git lfs pull"):
+        model_folder(first)
     others[0].unlink()
     with pytest.raises(ConfigError, match=f"{others[0]} is missing: copy all"):
         model_folder(tmp_path)

@@ -69,6 +69,7 @@ GGUF = (
         ("a/b", ("only-Q5_0.gguf", "mmproj-Q8_0.gguf"), "only-Q5_0.gguf"),
         *((name, GGUF, PARTS) for name in ("a/b:FP16", *(f"a/b:{part}" for part in PARTS))),
         ("a/b", PARTS, PARTS),
+        ("a/b:m-fp16.gguf", PARTS, PARTS),
     ],
 )
 def test_the_gguf_file_of_a_name(
@@ -84,7 +85,7 @@ def test_the_gguf_file_of_a_name(
     [
         ("a/b:FP16", PARTS[:1], "a/b:FP16 lacks m-fp16-00002-of-00002.gguf: choose another"),
         ("a/b:Q4_K", GGUF, "write a/b:QUANTISATION with one of BF16, FP16, Q4_K_M, Q8_0, UD-Q8_0"),
-        ("a/b:Q8_0", ("x-Q8_0.gguf", "y-Q8_0.gguf"), "a/b:Q8_0 names 2 GGUF files: write a/b:QU"),
+        ("a/b:Q8_0", ("x-Q8_0.gguf", "y-Q8_0.gguf"), "with one of x-Q8_0.gguf, y-Q8_0.gguf"),
         ("a/b", ("x-Q8_0.gguf", "x-Q6_K.gguf"), "a/b names 0 GGUF files: write a/b:QUANTISATION"),
         ("a/b:Q8_0", ("model.safetensors",), "a/b:Q8_0 has no GGUF file: leave out :Q8_0, or use"),
     ],

@@ -101,11 +101,17 @@ def gguf_files(name: HubName, files: Collection[str]) -> list[str]:
     found = known
     if name.file or len(_models(known)) > 1:
         wanted = (name.file or USUAL).upper()
-        exact = [file for file in known if PurePosixPath(file).name.upper() == wanted]
+        exact = [
+            file
+            for file in known
+            if wanted in (PurePosixPath(file).name.upper(), f"{_base(file)}.GGUF".upper())
+        ]
         found = exact or [file for file in known if _quantization(file) == wanted]
     models = _models(found)
     if len(models) != 1:
         names = sorted({_quantization(file) or PurePosixPath(file).name for file in known})
+        if len(models) > 1 and name.file:  # of one quantisation
+            names = sorted(PurePosixPath(file).name for file in models)
         raise ModelError(
             f"{name} names {len(models)} GGUF files: write {name.repository}:QUANTISATION with one "
             f"of {', '.join(names)}"
@@ -122,5 +128,9 @@ def _models(files: Iterable[str]) -> set[str]:
 
 
 def _quantization(file: str) -> str:
-    found = QUANTIZATION.findall(base_name(PurePosixPath(file)))
+    found = QUANTIZATION.findall(_base(file))
     return found[-1].upper() if found else ""
+
+
+def _base(file: str) -> str:
+    return base_name(PurePosixPath(file))

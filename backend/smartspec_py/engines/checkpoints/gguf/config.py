@@ -174,10 +174,14 @@ def _num_kv_heads(of: Fields, num_heads: int) -> int:
     """Granite 4 has the number of each layer. All must be the same."""
     key = "attention.head_count_kv"
     by_layer = of.get(key, num_heads)
-    if isinstance(by_layer, list) and by_layer:
-        of.only(key, by_layer[:1] * len(by_layer))
-        return int(of.numbers(key, len(by_layer), 1, num_heads)[0])
-    return of.integer(key, num_heads)
+    if not isinstance(by_layer, list) or not by_layer:
+        return of.integer(key, num_heads)
+    if len(set(map(str, by_layer))) > 1:
+        raise ConfigError(
+            f"{of.file} has other numbers of key heads in some layers, which cannot be read: use "
+            "another model"
+        )
+    return int(of.numbers(key, len(by_layer), 1, num_heads)[0])
 
 
 def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +222,7 @@ def _ministral(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary settings of Ministral 3, by which its queries grow with the position."""
     rope = config["rope_scaling"] or {"rope_type": "default"}
     if rope["rope_type"] == "yarn":
-        of.only("rope.scaling.yarn_log_multiplier", 1.0)
+        of.number("rope.scaling.yarn_log_multiplier", None, 1.0, 1.0)  # else it would not be 1
         rope["attention_factor"] = 1.0
     return {
         "original_max_position_embeddings": config["max_position_embeddings"],

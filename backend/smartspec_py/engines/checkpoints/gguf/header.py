@@ -67,7 +67,7 @@ _P = TypeVar("_P", bound=PurePath)
 def part_files(file: _P) -> list[_P]:
     """The parts of the model that the file is a part of, or the file alone, by its name."""
     part = PART.search(file.name)
-    if part is None or not 0 < int(part[2]) <= MOST_PARTS:
+    if part is None or not 1 <= int(part[1]) <= int(part[2]) <= MOST_PARTS:
         return [file]
     start = file.name[: part.start()]
     return [
@@ -88,6 +88,12 @@ def read_headers(files: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Tenso
     for number, file in enumerate(files):
         if not file.is_file():
             raise ConfigError(f"{file} is missing: copy all {len(files)} parts of the model")
+        with file.open("rb") as opened:
+            if opened.read(4) != b"GGUF":
+                raise ConfigError(
+                    f"{file} is not a GGUF file: copy it again, or run `git lfs pull` if it is a "
+                    "pointer of Git LFS"
+                )
         of_part, places = read_header(file)
         fields = fields or of_part
         given = of_part.get("split.no", 0), of_part.get("split.count") or 1
