@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForImageTextToText,
 )
 
-from smartspec_py.engines.checkpoints.checks import MODELS, check_model
+from smartspec_py.engines.checkpoints.checks import MODELS, ModelError, check_model
 from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.runtimes.openvino.model_types import can_write_out
@@ -187,6 +187,7 @@ def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("load", [load_runner, load_openvino_runner])
+@pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize(
     ("kind", "text", "vision"),
     [
@@ -195,14 +196,20 @@ def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
     ],
 )
 def test_the_language_model_of_one_that_reads_images(
-    tmp_path: Path, kind: str, text: str, vision: str, load: Callable[[RunnerConfig], Runner]
+    tmp_path: Path,
+    kind: str,
+    text: str,
+    vision: str,
+    is_tied: bool,
+    load: Callable[[RunnerConfig], Runner],
 ) -> None:
-    """With the names that Transformers writes, and those that the whole model has."""
+    """With the names that Transformers writes, and those that the whole model has. Transformers
+    ties the output layer by the field of the whole model."""
     images = {"model_type": vision, "hidden_size": 16, "intermediate_size": 24, "patch_size": 14}
     config = CONFIG_MAPPING[kind](
         text_config=make_config(text).to_dict(),
         vision_config={**images, "num_hidden_layers": 1, "num_attention_heads": 2},
-        tie_word_embeddings=text == "gemma3_text",
+        tie_word_embeddings=is_tied,
     )
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).eval()
@@ -213,7 +220,15 @@ def test_the_language_model_of_one_that_reads_images(
     check_model("the target", tmp_path)
     torch.testing.assert_close(load(own).forward(prompt).logits[0], expected)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    if text == "gemma3_text":
+    if is_tied:
         del weights["lm_head.weight"]
     save_file(weights, tmp_path / "model.safetensors")
     torch.testing.assert_close(load(own).forward(prompt).logits[0], expected)
+    save_file(weights | {"model.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"have both .*norm\.weight"):
+        load(own)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_factors_of_other_types_have_no_effect(kind: str) -> None:
+    check(make_config(kind, logits_scaling=4.0, residual_multiplier=0.5))

@@ -213,8 +213,12 @@ def test_floats_of_compressed_tensors(scales: Any, block: list[int] | None) -> N
         factors = factors.repeat_interleave(3, 1)
     assert torch.equal(found["a.weight"], values.float() * factors)
     assert found.integers("a.weight") is None
-    with pytest.raises(ModelError, match=r"scales \(3, 1\) for a matrix \(4, 6\)"):
-        QuantizedTensors(stored | {"a.weight_scale": torch.ones(3, 1)}, settings)["a.weight"]
+    for wrong, reason in (
+        (torch.ones(3, 1), r"scales \(3, 1\) for a matrix \(4, 6\)"),
+        (torch.ones(1, dtype=torch.uint8), "scales of the type torch.uint8"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            QuantizedTensors(stored | {"a.weight_scale": wrong}, settings)["a.weight"]
 
 
 def test_an_order_of_groups_that_was_never_set() -> None:
@@ -340,12 +344,30 @@ def test_the_whole_sparsity_config_of_a_dense_model(tmp_path: Path) -> None:
         check_quantization("the target", tmp_path)
 
 
+FLOAT = {"num_bits": 8, "type": "float", "strategy": "block"}
+
+
+@pytest.mark.parametrize("block", ["2x32", [2], [2, 0], [2.0, 2]])
+def test_blocks_that_are_none(tmp_path: Path, block: Any) -> None:
+    weights = FLOAT | {"block_structure": block}
+    groups = {"config_groups": {"group_0": {"weights": weights}}}
+    for settings in (
+        {"quant_method": "fp8", "weight_block_size": block},
+        of_compressed("float-quantized", 8, None, symmetric=True) | groups,
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+        with pytest.raises(ModelError, match="which must be two whole numbers above 0"):
+            check_quantization("the target", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("group", "reason"),
     [
         ({"format": "nvfp4-pack-quantized"}, "the format nvfp4-pack-quantized"),
         ({"weights": {"num_bits": 3}}, "the num_bits 3"),
         ({"weights": None}, "the num_bits None"),
+        ({"weights": FLOAT | {"num_bits": 4}}, "the num_bits 4"),
+        ({"weights": FLOAT | {"strategy": "group"}}, "the strategy group"),
     ],
 )
 def test_groups_that_cannot_be_read(tmp_path: Path, group: dict[str, Any], reason: str) -> None:

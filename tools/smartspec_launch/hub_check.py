@@ -16,7 +16,7 @@ from smartspec_launch.hub import Repository, free_disk
 from smartspec_launch.hub_files import gguf_of
 from smartspec_py.config import IS_MODEL, LocalEngineConfig, ServerConfig
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_settings
-from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError, dtype_of
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX, model_folder, write_folder
 from smartspec_py.engines.phases import size_text
 from smartspec_py.faults import ConfigError
@@ -143,5 +143,4 @@ def _num_weights(folder: Path, num_bytes: int) -> int:
         return sum(math.prod(place["shape"]) for place in places)
     path = folder / "config.json"
     document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    dtype = document.get("dtype") or document.get("torch_dtype") or "float32"
-    return num_bytes // (1 if "quantization_config" in document else BYTES.get(dtype, 4))
+    return num_bytes // BYTES.get(dtype_of(document), 4)

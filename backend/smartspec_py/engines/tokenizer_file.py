@@ -50,7 +50,8 @@ def num_token_ids(tokenizer: Tokenizer) -> int:
 def _num_rows(folder: Path) -> float:
     """Of the model's embedding; infinite if its configuration does not tell."""
     try:
-        size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        size = document.get("vocab_size", document.get("text_config", {}).get("vocab_size"))
     except (OSError, ValueError, AttributeError):
         return math.inf
     return size if isinstance(size, int) else math.inf

@@ -132,12 +132,11 @@ QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
 QUANTIZED_GROUP = {"format": (None, *QUANTIZATIONS["compressed-tensors"]["format"])}
 """The same of each of its config_groups."""
 
-QUANTIZED_WEIGHTS: dict[str, tuple[Any, ...]] = {
-    "num_bits": (4, 8),
-    "type": ("int", "float"),
-    "strategy": ("tensor", "channel", "group", "block"),
+QUANTIZED_WEIGHTS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "int": {"num_bits": (4, 8), "strategy": ("tensor", "channel", "group")},
+    "float": {"num_bits": (8,), "strategy": ("tensor", "channel", "block")},
 }
-"""The same of the weights of each group."""
+"""The same of the weights of each group, by their type."""
 
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -344,6 +343,7 @@ def check_quantization(name: str, folder: Path) -> None:
     _check_settings(name, settings, QUANTIZATIONS[method])
     if method == "gptq" and settings.get("checkpoint_format"):
         _check_settings(name, settings, {"format": (None, settings["checkpoint_format"].lower())})
+    _check_block(name, "weight_block_size", settings)
     if method != "compressed-tensors":
         return
     groups = settings.get("config_groups")
@@ -351,7 +351,18 @@ def check_quantization(name: str, folder: Path) -> None:
         raise wrong_field(name, "config_groups", groups, "an object")
     for group in _dict(groups).values():
         _check_settings(name, _dict(group), QUANTIZED_GROUP)
-        _check_settings(name, _dict(_dict(group).get("weights")), QUANTIZED_WEIGHTS)
+        weights = _dict(_dict(group).get("weights"))
+        wanted = QUANTIZED_WEIGHTS["float" if weights.get("type") == "float" else "int"]
+        _check_settings(name, weights, wanted | {"type": tuple(QUANTIZED_WEIGHTS)})
+        _check_block(name, "block_structure", weights)
+
+
+def _check_block(name: str, field: str, settings: Mapping[str, Any]) -> None:
+    """Raise ModelError unless the field has the rows and columns of a block, or is missing."""
+    block = settings.get(field)
+    is_block = isinstance(block, list) and len(block) == 2
+    if block is not None and not (is_block and all(type(n) is int and n > 0 for n in block)):
+        raise wrong_field(name, field, block, "two whole numbers above 0")
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -370,6 +381,14 @@ def _check_settings(
                 f"{name} is quantised with the {field} {value} (quantization_config in its "
                 f"config.json), which cannot be read: use {known or 'none'}, or another checkpoint"
             )
+
+
+def dtype_of(document: Mapping[str, Any]) -> str:
+    """The precision of a checkpoint by its config.json; of one with images, that of its text."""
+    for part in (document, _dict(document.get("text_config"))):
+        if name := part.get("dtype") or part.get("torch_dtype"):
+            return str(name)
+    return "float32"
 
 
 def reads_images(name: str, folder: Path) -> bool:

@@ -9,15 +9,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError, read_json
 from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
 
 
 def text_config(folder: Path) -> Any:
     """The Transformers config of the language model in this directory, with the defaults of its
     class. It may raise any exception of Transformers."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return config.get_text_config()
+    whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = whole.get_text_config()
+    document = read_json(str(folder), folder, "config.json") or {}
+    if config is not whole and "tie_word_embeddings" in document:  # Transformers ties by it
+        config.tie_word_embeddings = whole.tie_word_embeddings
+    return config
 
 
 def load_config(folder: Path, max_len: int) -> Any:

@@ -216,20 +216,19 @@ def _fp8(part: Part, settings: Mapping[str, Any]) -> Floats:
 
 
 def _floats(values: torch.Tensor, scales: torch.Tensor, blocks: Sequence[Any]) -> Floats:
-    """blocks: rows and columns of a block, by the settings, unless one scale is for the matrix or
-    for each row."""
+    """blocks: rows and columns of a block, by each part of the settings; None without blocks."""
     if values.dtype not in FP8 or values.ndim != 2:
         raise ValueError(f"a weight of {values.dtype} {tuple(values.shape)} instead of FP8")
+    if not scales.is_floating_point():
+        raise ValueError(f"scales of the type {scales.dtype}")
     num_out, num_in = values.shape
     if scales.numel() == 1:
         return Floats(values, scales.float().reshape(1, 1), (num_out, num_in))
     if scales.shape in ((num_out,), (num_out, 1)):
         return Floats(values, scales.float().reshape(-1, 1), (1, num_in))
-    for block in blocks:
-        if not isinstance(block, list) or not all(type(n) is int and n > 0 for n in block):
-            continue
-        if len(block) == 2 and scales.shape == (-(-num_out // block[0]), -(-num_in // block[1])):
-            return Floats(values, scales.float(), (block[0], block[1]))
+    for height, width in filter(None, blocks):
+        if scales.shape == (-(-num_out // height), -(-num_in // width)):
+            return Floats(values, scales.float(), (height, width))
     raise ValueError(f"scales {tuple(scales.shape)} for a matrix {tuple(values.shape)}")
 
 

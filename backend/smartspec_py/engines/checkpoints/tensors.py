@@ -122,9 +122,16 @@ class _LanguageModel(Mapping[str, torch.Tensor]):
 
     def __init__(self, files: Mapping[str, torch.Tensor]) -> None:
         self._files = files
-        self._names = {
-            LANGUAGE_MODEL.sub(r"\1", name): name for name in files if not OF_IMAGES.match(name)
-        }
+        self._names: dict[str, str] = {}
+        for in_file in files:
+            name = LANGUAGE_MODEL.sub(r"\1", in_file)
+            if name in self._names:
+                raise ModelError(
+                    f"the weight files have both {in_file} and {self._names[name]}: copy the "
+                    "whole checkpoint again"
+                )
+            if not OF_IMAGES.match(in_file):
+                self._names[name] = in_file
         types = types_of(files)
         self.types = {name: types[in_file] for name, in_file in self._names.items()}
 

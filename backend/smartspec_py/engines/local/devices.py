@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from smartspec_py.engines.checkpoints import checks
 from smartspec_py.engines.runtimes.machine import cpu_has
 from smartspec_py.faults import ConfigError
 
@@ -49,7 +50,7 @@ def dtype_of(name: str, device: torch.device, model: Path) -> torch.dtype:
     """
     if name == "auto":
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        name = config.get("dtype") or config.get("torch_dtype") or "float32"
+        name = checks.dtype_of(config)
         if device.type == "cpu" and not (name == "bfloat16" and cpu_has("avx512_bf16")):
             name = "float32"
     dtype: torch.dtype = getattr(torch, name)

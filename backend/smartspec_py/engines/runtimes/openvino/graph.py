@@ -23,6 +23,7 @@ from smartspec_py.engines.runtimes.openvino.attention import (
 from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
+    granite_factor,
     query_factors,
     rotation_table,
 )
@@ -83,7 +84,7 @@ class DecoderGraph:
         states = self._norm("model.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = self.products.linear([head], states, vocab_size)
-        if (divisor := getattr(self.config, "logits_scaling", 1.0)) != 1.0:
+        if (divisor := granite_factor(self.config, "logits_scaling")) != 1.0:
             logits = op.divide(logits, float_(divisor))
         wanted = [logits, states] if gives_hidden else [logits]
         if state_layers:
@@ -104,7 +105,7 @@ class DecoderGraph:
         if has_outer_norms:
             norm, before_mlp = layer.post_attention_layernorm, "pre_feedforward_layernorm"
             out = self._norm(f"{name}.post_attention_layernorm", norm, out)
-        factor = getattr(self.config, "residual_multiplier", 1.0)
+        factor = granite_factor(self.config, "residual_multiplier")
         states = op.add(states, _scaled(out, factor))
         out = self._mlp(
             name, layer.mlp, self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
@@ -177,7 +178,7 @@ class DecoderGraph:
     def _embedding_scale(self) -> float:
         """That of Gemma is in the type of the files, as in training."""
         if self.config.model_type != "gemma3_text":
-            return float(getattr(self.config, "embedding_multiplier", 1.0))
+            return granite_factor(self.config, "embedding_multiplier")
         dtype = self.products.weights.tensors["model.embed_tokens.weight"].dtype
         return torch.tensor(self.config.hidden_size**0.5).to(dtype).item()
 

@@ -60,10 +60,15 @@ def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
     return None if window is None or window >= max_len else window
 
 
+def granite_factor(config: Any, name: str) -> float:
+    """Of embeddings, layers or logits. Other models have none, whatever their config.json says."""
+    return float(getattr(config, name)) if config.model_type == "granite" else 1.0
+
+
 def query_factors(config: Any, max_len: int) -> torch.Tensor | None:
     """What the queries of Ministral 3 are multiplied by, [max_len]; None if that is 1."""
     rope = rope_of(config)
-    beta = rope.get("llama_4_scaling_beta")
+    beta = rope.get("llama_4_scaling_beta") if config.model_type == "ministral3" else None
     if not beta or max_len <= (trained := rope["original_max_position_embeddings"]):
         return None
     factors: torch.Tensor = 1 + beta * torch.log(1 + torch.arange(max_len) // trained)
