@@ -34,12 +34,12 @@ def test_the_start_is_told_as_data(local_server: TritonServer) -> None:
 def test_the_documented_request_is_answered_as_it_says(local_server: TritonServer) -> None:
     text = (ROOT / "docs/start/your-own-pair.md").read_text(encoding="utf-8")
     found = re.search(
-        r"generate_stream -d '(.+?)'\n```.*?answer:\n\n```text\n(.+?)\n```", text, re.DOTALL
+        r"generate -d '(.+?)'\n```.*?`text_output`:\n\n```text\n(.+?)\n```", text, re.DOTALL
     )
     assert found is not None
-    responses = generate_stream(local_server, **json.loads(found[1]))
-    assert "".join(each["text_output"] for each in responses).strip() == found[2]
-    assert responses[-1]["finish_reason"] == "stop"
+    response = generate(local_server, **json.loads(found[1]))
+    assert response["text_output"] == found[2]
+    assert response["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
