@@ -156,3 +156,6 @@ class _Process:
             with suppress(ProcessLookupError):
                 running.kill()
             await running.communicate()  # also closes its pipes
+            assert running.stdin is not None
+            with suppress(OSError):  # of what it had not read
+                await running.stdin.wait_closed()
