@@ -90,7 +90,7 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"split\.no 1 and the split\.count"):
         model_folder(first)
     others[0].write_text("version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(ConfigError, match=r"is not a GGUF file: .*git lfs pull"):
+    with pytest.raises(ConfigError, match=r"not a GGUF file; .*git lfs pull"):
         model_folder(first)
     others[0].unlink()
     with pytest.raises(ConfigError, match=f"{others[0]} is missing: copy all"):

@@ -88,12 +88,6 @@ def read_headers(files: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Tenso
     for number, file in enumerate(files):
         if not file.is_file():
             raise ConfigError(f"{file} is missing: copy all {len(files)} parts of the model")
-        with file.open("rb") as opened:
-            if opened.read(4) != b"GGUF":
-                raise ConfigError(
-                    f"{file} is not a GGUF file: copy it again, or run `git lfs pull` if it is a "
-                    "pointer of Git LFS"
-                )
         of_part, places = read_header(file)
         fields = fields or of_part
         given = of_part.get("split.no", 0), of_part.get("split.count") or 1
@@ -113,7 +107,9 @@ def read_header(file: Path) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as m:
             reader = _Reader(m)
-            _, version, num_tensors, num_fields = reader.numbers("4sIQQ")
+            magic, version, num_tensors, num_fields = reader.numbers("4sIQQ")
+            if magic != b"GGUF":
+                raise ValueError("not a GGUF file; a pointer of Git LFS needs `git lfs pull`")
             if version not in VERSIONS:
                 raise ValueError(f"version {version}")
             fields = _named(
