@@ -169,6 +169,7 @@ def test_a_process_that_does_not_start_is_an_error_of_the_server(
     ("program", "status", "message"),
     [
         ("exit 1", 500, "the process for large requests failed"),
+        ("exec sleep 60 <&- >&-", 500, "the process for large requests failed"),
         ("kill -s ALRM $$", 400, "takes more than 60 s or too much memory"),
         ("cat {}; cat > /dev/null", 400, "takes more than 60 s or too much memory"),
     ],
@@ -176,7 +177,9 @@ def test_a_process_that_does_not_start_is_an_error_of_the_server(
 def test_an_error_of_a_process_is_not_a_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, status: int, message: str
 ) -> None:
-    """The last program returns a MemoryError."""
+    """The second program goes on without its pipes, the last one returns a MemoryError."""
+    if "sleep" in program:
+        monkeypatch.setattr(workers, "END_S", 0.1)
     error = pickle.dumps((False, MemoryError()))
     result, script = tmp_path / "result", tmp_path / "worker"
     result.write_bytes(len(error).to_bytes(workers.SIZE_BYTES) + error)

@@ -31,6 +31,9 @@ MAX_PROCESSES = 2
 WORK_S = 60
 """Time limit of a process for one body."""
 
+END_S = 5
+"""Time in which a process that has closed its pipes ends by itself."""
+
 MAX_PROCESS_BYTES = 4 << 30
 SLICE = 256 * 1024
 """Bytes that are written to a process, or read from it, at once."""
@@ -112,7 +115,10 @@ class _Process:
         """Its time limit, or the system when memory is short, ends the process by a signal. An
         error of Python ends it with a code, and is in the log."""
         assert self._running is not None
-        code = await self._running.wait()
+        try:
+            code = await asyncio.wait_for(self._running.wait(), END_S)
+        except TimeoutError:
+            code = 1
         await self.kill()
         return Refused(500, _FAILED) if code > 0 else Refused(400, _TOO_LONG)
 
