@@ -10,6 +10,8 @@ always matches the version of the package.
     SMARTSPEC_ALLOW_REMOTE  1: an old Triton may listen there, with a warning; the CPU image sets it
     SMARTSPEC_OPENAI_PORT   port of the OpenAI-compatible endpoint; default 9000; 0: none
     SMARTSPEC_API_KEY       its API keys, one per line; without, it needs none
+    SMARTSPEC_CHAT_TEMPLATE file with a chat template in Jinja; default: the model's own
+    SMARTSPEC_CORS          origins whose pages may use that endpoint, such as https://a.org,http://b
     SMARTSPEC_ALIASES       additional names of the model, such as ensemble,tensorrt_llm_bls
     arguments               go to tritonserver unchanged
 """
@@ -43,7 +45,6 @@ def main() -> int:
         print(__doc__)
         return 0
     path = Path(os.environ.get("SMARTSPEC_ENGINE_JSON", DEFAULT_ENGINE_JSON))
-    aliases = [name for name in os.environ.get("SMARTSPEC_ALIASES", "").split(",") if name]
     address = Address(os.environ.get("SMARTSPEC_HOST", "0.0.0.0"))
     folder = paths.run_dir(address.http_port)
     try:
@@ -54,7 +55,7 @@ def main() -> int:
             config,
             folder,
             address,
-            aliases=aliases,
+            aliases=listed("SMARTSPEC_ALIASES"),
             options=sys.argv[1:],
             openai=openai_of(config),
         )
@@ -73,7 +74,20 @@ def openai_of(config: ServerConfig) -> OpenAi | None:
     port, folder = int(os.environ.get("SMARTSPEC_OPENAI_PORT", OPENAI_PORT)), tokenizer_dir(config)
     if not port or folder is None:
         return None
-    return OpenAi(port, folder, adapters=adapter_names(config), names=config.served_model_name)
+    template = os.environ.get("SMARTSPEC_CHAT_TEMPLATE")
+    return OpenAi(
+        port,
+        folder,
+        Path(template) if template else None,
+        cors=listed("SMARTSPEC_CORS"),
+        adapters=adapter_names(config),
+        names=config.served_model_name,
+    )
+
+
+def listed(variable: str) -> list[str]:
+    """Its values, which commas separate."""
+    return [value for value in os.environ.get(variable, "").split(",") if value]
 
 
 def check_exposure(address: Address) -> None:

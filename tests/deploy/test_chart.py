@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import entrypoint
 import healthcheck
 import kubernetes_validate
 import pytest
@@ -161,6 +162,19 @@ def test_alerts_are_those_of_prometheus() -> None:
     assert documents["Service"]["metadata"]["labels"][label] == "smartspec"
 
 
+def test_settings_of_the_openai_endpoint() -> None:
+    """By the variables that the entry point reads."""
+    assert "env" not in container(render({}))
+    values = {"chatTemplate": "/models/chat.jinja", "cors": ["https://a.org", "http://b:3000"]}
+    environment = {each["name"]: each["value"] for each in container(render(values))["env"]}
+    assert environment == {
+        "SMARTSPEC_CHAT_TEMPLATE": "/models/chat.jinja",
+        "SMARTSPEC_CORS": "https://a.org,http://b:3000",
+    }
+    assert all(name in (entrypoint.__doc__ or "") for name in environment)
+    assert container(render({"cors": ["*"]}))["env"][0]["value"] == "*"
+
+
 DRAIN = {"engineJson": {"engine": {}, "limits": {"drain_s": 30.5}}}
 """30.5 s of draining, 5 s before and 20 s after: 55.5 s, and so at least 56."""
 
@@ -175,6 +189,7 @@ DRAIN = {"engineJson": {"engine": {}, "limits": {"drain_s": 30.5}}}
         ({"autoscaling": {"kind": "vpa"}}, "kind"),
         ({"sharedMemory": "lots"}, "sharedMemory"),
         ({"tritonArgs": ["log-verbose"]}, "tritonArgs"),
+        ({"cors": ["a.org"]}, "cors"),
     ],
     ids=str,
 )

@@ -103,3 +103,16 @@ def test_the_triton_of_the_wheel_listens_on_a_network_only_if_allowed(
     monkeypatch.setenv("SMARTSPEC_ALLOW_REMOTE", "1")
     entrypoint.check_exposure(Address("0.0.0.0"))
     assert capsys.readouterr().err.startswith("Warning: Triton 2.51 listening on 0.0.0.0: ")
+
+
+def test_settings_of_the_openai_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_config(write(tmp_path, {"model": str(tmp_path)}))
+    before = entrypoint.openai_of(config)
+    assert before is not None
+    assert (before.chat_template, before.cors) == (None, [])
+    monkeypatch.setenv("SMARTSPEC_CHAT_TEMPLATE", "/models/chat.jinja")
+    monkeypatch.setenv("SMARTSPEC_CORS", "https://a.org,http://b:3000")
+    given = entrypoint.openai_of(config)
+    assert given is not None
+    assert given.chat_template == Path("/models/chat.jinja")
+    assert given.cors == ["https://a.org", "http://b:3000"]

@@ -22,7 +22,7 @@ spec:
       {{- with .Values.tritonArgs }}
       args: {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- if or .Values.engineJson .Values.apiKeySecret }}
+      {{- if or .Values.engineJson .Values.apiKeySecret .Values.chatTemplate .Values.cors }}
       env:
         {{- if .Values.engineJson }}
         - { name: SMARTSPEC_ENGINE_JSON, value: /etc/smartspec/engine.json }
@@ -30,6 +30,12 @@ spec:
         {{- with .Values.apiKeySecret }}
         - name: SMARTSPEC_API_KEY
           valueFrom: { secretKeyRef: { name: {{ . }}, key: api-key } }
+        {{- end }}
+        {{- with .Values.chatTemplate }}
+        - { name: SMARTSPEC_CHAT_TEMPLATE, value: {{ quote . }} }
+        {{- end }}
+        {{- with .Values.cors }}
+        - { name: SMARTSPEC_CORS, value: {{ join "," . | quote }} }
         {{- end }}
       {{- end }}
       ports:
