@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 from wire import grpc_inputs, grpc_stream, post
 
+from smartspec_launch.address import status_of
 from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
 pytestmark = pytest.mark.triton
 
+CLIENTS = Path(__file__).parents[2] / "docs" / "start" / "write-a-client.md"
 GOOD = {"text_input": "Question:", "max_tokens": 4}
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
@@ -76,6 +79,21 @@ def test_what_is_required_and_missing_is_named_everywhere(
 def num_named(message: str, names: list[str]) -> int:
     assert ".py" not in message
     return sum(message.count(name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("route", "code"), [("", 404), ("/config", 404), ("/ready", 400), ("/stats", 400)]
+)
+def test_an_unknown_model_has_the_documented_status(
+    local_server: TritonServer, route: str, code: int
+) -> None:
+    """Triton's own, which the gateway passes on."""
+    for url in (local_server.address.http_url, local_server.address.triton_url):
+        assert status_of(f"{url}/v2/models/unknown{route}") == code
+    [row] = [line for line in CLIENTS.read_text().splitlines() if "no such model" in line]
+    codes, *_ = row.removeprefix("| ").partition(" |")
+    assert codes.startswith("404; 400 ")
+    assert (f"`{route}`" in codes) == (code == 400)
 
 
 def test_several_prompts(local_server: TritonServer) -> None:
