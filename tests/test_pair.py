@@ -164,6 +164,12 @@ def test_unfit_architectures_are_refused(
     ("field", "value", "sentence"),
     [
         ("architectures", -1, "the architectures -1 in its config.json, which must be a list"),
+        (
+            "architectures",
+            99 * "x",
+            rf"the architectures '{79 * 'x'}\.\. in its",
+        ),
+        ("model_type", 99 * "x", rf"the model_type {80 * 'x'}\.\. and the class"),
         ("model_type", [], r"the model_type \[\] and the class"),
         ("dtype", "x", "the dtype 'x' .* one of float32, bfloat16, float16, float64"),
         ("hidden_size", "x", "that Transformers cannot use .*hidden_size"),

@@ -29,7 +29,7 @@ from pydantic import (
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.core.plan.planner import BatchTable, parse_policy
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, cut, shown
 
 if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine
@@ -161,7 +161,7 @@ class LocalEngineConfig(EngineConfig):
         for name in value:
             if not ADAPTER_NAME.fullmatch(name) or name == MODEL_NAME:
                 raise ValueError(
-                    f"the name {name!r:.80} must be 1 to 64 letters, digits, dots, - and _, begin "
+                    f"the name {shown(name)} must be 1 to 64 letters, digits, dots, - and _, begin "
                     f"with a letter or digit, and not be {MODEL_NAME}"
                 )
         return value
@@ -319,7 +319,7 @@ class ServerConfig(_Layer):
         for name in value:
             if not name.isprintable() or not 1 <= len(name) <= MAX_NAME or name in adapters:
                 raise ValueError(
-                    f"the name {name!r:.80} must be 1 to {MAX_NAME} printable characters, and not "
+                    f"the name {shown(name)} must be 1 to {MAX_NAME} printable characters, and not "
                     "in engine.lora"
                 )
         return value
@@ -348,14 +348,14 @@ def _describe(error: ValidationError) -> str:
     """One clause per wrong key, such as `limits.max_queue: Input should be ... (got 0)`."""
     clauses = []
     for item in error.errors(include_url=False):
-        place = ".".join(map(str, item["loc"])) or "document"
+        place = ".".join(map(cut, item["loc"])) or "document"
         if item["type"] == "missing":
             clauses.append(f"{place}: this key is required")
         elif item["type"] == "extra_forbidden":
             clauses.append(f"{place}: unknown key{_similar(place)}")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            clauses.append(f"{place}: {message} (got {item['input']!r:.80})")
+            clauses.append(f"{place}: {message} (got {shown(item['input'])})")
     return "; ".join(clauses)
 
 

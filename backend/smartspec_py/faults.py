@@ -20,6 +20,17 @@ class ConfigError(ValueError):
     """engine.json cannot be used; the message names the file, the key and the reason."""
 
 
+def cut(text: object, most: int = 80) -> str:
+    """A text for a message, with `..` where it is cut."""
+    text = str(text)
+    return text if len(text) <= most else f"{text[:most]}.."
+
+
+def shown(value: object) -> str:
+    """A value for a message, as Python writes it."""
+    return cut(repr(value))
+
+
 def sentence(error: BaseException) -> str:
     """The kind and the text of an exception, for the client."""
     return f"{type(error).__name__}: {error}"

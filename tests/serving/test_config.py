@@ -26,7 +26,7 @@ from smartspec_py.engines.model_files import (
     log_unused_defaults,
 )
 from smartspec_py.engines.tokenizer_file import num_token_ids
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, shown
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.engines import FakeEngineConfig
 
@@ -116,6 +116,24 @@ def test_refused_with_the_name_of_the_key(tmp_path: Path, document: Any, words: 
         read(tmp_path, document)
     assert [word for word in words if word not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
+
+
+LONG = 500 * "x"
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (limits(max_queue=LONG), f"(got '{LONG[:79]}..)"),
+        ({"engine": {**LOCAL, "lora": {LONG: "x"}}}, f"the name '{LONG[:79]}.. must be"),
+        ({"engine": LOCAL, LONG: 1}, f": {LONG[:80]}..: unknown key"),
+    ],
+)
+def test_a_long_value_is_cut_with_a_mark(tmp_path: Path, document: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, document)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -211,7 +229,9 @@ def test_sampling_defaults_of_the_model_are_named_as_unused(
     assert not caplog.text
 
 
-@pytest.mark.parametrize("value", [2048, [0, 2048], -1, True, [0, False], 1.0, "2", [None], {}])
+@pytest.mark.parametrize(
+    "value", [2048, [0, 2048], -1, True, [0, False], 1.0, "2", [None], {}, LONG]
+)
 def test_an_end_token_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
     """By file, key, value and range."""
     for name in ("config.json", "generation_config.json"):  # the second one comes first
@@ -221,7 +241,8 @@ def test_an_end_token_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
         message = str(caught.value)
         allowed = "eos_token_id: must be a token id in 0..2047 "
         assert message.startswith(f"{tmp_path / name}: {allowed}")
-        assert f"got {value!r}: " in message
+        assert f"got {shown(value)}: " in message
+        assert len(message) < len(str(tmp_path)) + 250
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import Any
 from smartspec_bench import texts
 from smartspec_bench.texts import EDIT, SESSIONS, Chat
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.faults import shown
 
 MIXED, TINY = "mixed", "tiny"
 WORKLOADS = (*texts.WORKLOADS, MIXED, EDIT, *SESSIONS, TINY)
@@ -152,13 +153,13 @@ def _prompt(entry: Any) -> Prompt | None:
             or not isinstance(turns[0], str)
             or not turns[0]
         ):
-            raise ValueError(f"turns: got {turns!r:.80}, must be a list that begins with text")
+            raise ValueError(f"turns: got {shown(turns)}, must be a list that begins with text")
         return Prompt(turns[0], kind=kind)
     if unknown := entry.keys() - set(KEYS):
         raise ValueError(f"unknown key {min(unknown)!r}, known are {', '.join(KEYS)}")
     text, max_tokens = entry.get("prompt", entry.get("text_input")), entry.get("max_tokens")
     if not isinstance(text, str) or not text:
-        raise ValueError(f"prompt: got {text!r:.80}, must be text that is not empty")
+        raise ValueError(f"prompt: got {shown(text)}, must be text that is not empty")
     if max_tokens is not None and not (type(max_tokens) is int and max_tokens >= 1):
-        raise ValueError(f"max_tokens: got {max_tokens!r:.80}, must be a number from 1")
+        raise ValueError(f"max_tokens: got {shown(max_tokens)}, must be a number from 1")
     return Prompt(text, max_tokens, str(entry.get("kind", "")))

@@ -17,6 +17,7 @@ import numpy as np
 
 from smartspec_py.api.contract import INPUTS, MODEL_NAME
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
+from smartspec_py.faults import cut
 from smartspec_py.serving.messages import Progress
 from smartspec_sim.latency import RequestTiming
 
@@ -160,7 +161,7 @@ class HttpStreams:
             async with self._session.post(self._url, json=dict(body)) as response:
                 if response.status != 200:
                     reason = (await response.text()).strip()
-                    raise StreamError(f"HTTP {response.status}: {reason:.300}")
+                    raise StreamError(f"HTTP {response.status}: {cut(reason, 300)}")
                 async for line in response.content:
                     data = line.removeprefix(b"data:").strip()
                     if line.startswith(b"data:") and data != b"[DONE]":

@@ -18,6 +18,7 @@ from smartspec_py.api.contract import GATEWAY, INPUTS
 from smartspec_py.api.errors import field_text, why_incomplete
 from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, Range, TensorSpec
+from smartspec_py.faults import cut
 
 SPECS = {spec.name: spec for spec in INPUTS}
 
@@ -31,7 +32,6 @@ KINDS: Mapping[str, tuple[frozenset[type], str]] = {
 """The Python types of a JSON value by dtype, and their name."""
 
 MAX_FP32 = float(np.finfo(np.float32).max)
-MAX_SHOWN = 80
 
 
 def request_of(body: bytes, *, may_stream: bool) -> dict[str, Any]:
@@ -173,4 +173,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return str(value)  # JSON has no words for some
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    return cut(text)

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from smartspec_py.faults import cut
+
 Headers = Collection[tuple[bytes, bytes]]
 """Names in lower case."""
 
@@ -143,5 +145,5 @@ def check_encoding(headers: Headers) -> None:
     """Refuse compressed bodies, because their size after decompression is unknown."""
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            shown = value[:40].decode("ascii", "replace")
-            raise Refused(415, f"Content-Encoding: got {shown}, must be identity or left out")
+            got = cut(value.decode("ascii", "replace"))
+            raise Refused(415, f"Content-Encoding: got {got}, must be identity or left out")

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from smartspec_gateway.limits import Refused
 from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.faults import shown
 
 ROUTES = "/v2/models/"
 _RENAMED = service_pb2.ModelReadyRequest(name=MODEL_NAME).SerializeToString()
@@ -37,7 +38,7 @@ class Names:
 
     def unknown(self, model: str) -> Refused:
         known = " or ".join(map(repr, (*self._names, MODEL_NAME)))
-        return Refused(404, f"model: got {model!r:.80}, must be {known}, or a name of --alias")
+        return Refused(404, f"model: got {shown(model)}, must be {known}, or a name of --alias")
 
 
 def name_in(raw: bytes) -> str:

@@ -19,6 +19,7 @@ from smartspec_gateway.limits import Refused
 from smartspec_gateway.names import Names
 from smartspec_gateway.triton import Triton, TritonError
 from smartspec_gateway.workers import Workers
+from smartspec_py.faults import cut
 
 _MODEL = r"/v2/models/(?P<model>(?!\.\.?/)[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
 _FORWARDED = re.compile(
@@ -48,7 +49,7 @@ class Metrics:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["raw_path"].decode("ascii", "replace")
         if path != "/metrics":
-            raise Refused(404, f"{path[:80]}: not served; available is GET /metrics")
+            raise Refused(404, f"{cut(path)}: not served; available is GET /metrics")
         _check_method(method, "GET")
         await _forward(self._session, self._url, send)
 
@@ -158,7 +159,7 @@ def _check_route(method: str, path: str, is_generate: bool) -> None:
         raise Refused(501, "infer: the model streams; use generate, generate_stream or gRPC")
     raise Refused(
         404,
-        f"{path[:80]}: not served; available are GET /v2, /v2/health/live, /v2/health/ready and "
+        f"{cut(path)}: not served; available are GET /v2, /v2/health/live, /v2/health/ready and "
         "/v2/models/NAME with /ready, /config and /stats, and POST /v2/models/NAME/generate and "
         "/generate_stream",
     )

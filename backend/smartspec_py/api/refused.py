@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Collection
 
 from smartspec_py.api.tensor_spec import OneOf, TensorSpec
+from smartspec_py.faults import shown
 
 _NO_BEAMS = "beam search is not supported"
 _NO_LOGITS = "logits are not returned"
@@ -90,4 +91,4 @@ def why_refused(name: str, value: object, inputs: Collection[str]) -> str | None
     hint = (
         f"did you mean {' or '.join(close)}?" if close else f"see the {len(inputs)} input tensors"
     )
-    return f"unknown parameter {name!r:.120}: {hint} (docs/reference/tensors.md)"
+    return f"unknown parameter {shown(name)}: {hint} (docs/reference/tensors.md)"

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.tokenizer_file import read_tokenizer
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, shown
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig
@@ -62,7 +62,7 @@ def end_tokens(folder: Path, vocab_size: int, tokenizer: Tokenizer) -> tuple[int
         if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
             raise ConfigError(
                 f"{folder / name}: eos_token_id: must be a token id in 0..{vocab_size - 1} or a "
-                f"list of them, got {value!r}: correct the file"
+                f"list of them, got {shown(value)}: correct the file"
             )
         break
     value = _json(folder / "tokenizer_config.json").get("eos_token")

@@ -13,6 +13,7 @@ from smartspec_py.constants import PRIORITY_WORTH_S
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import Grammar, SequenceStart
 from smartspec_py.engines.host_time import HostTime
+from smartspec_py.faults import shown
 
 
 class ErrorCode(Enum):
@@ -48,7 +49,7 @@ class InvalidField(FieldError):
     """A field is outside its range; the message names the field, the value and the range."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(name, f"got {value!r:.120}, must be {allowed}")
+        super().__init__(name, f"got {shown(value)}, must be {allowed}")
 
 
 class RequestState(Enum):

@@ -22,7 +22,7 @@ from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.engines.checkpoints.adapter_config import read_adapter_config
 from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
 from smartspec_py.engines.checkpoints.pair import check_pair_files
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, shown
 
 if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine
@@ -211,7 +211,7 @@ def checked_config(settings: dict[str, Any], keys: Sequence[str] = ()) -> Server
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             reason = "engine.json has no such key"
-        fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
+        fail(f"--{option}: {reason} (got {shown(first['input'])})", USAGE_ERROR)
 
 
 def _name_of(place: Sequence[int | str], keys: Sequence[str]) -> str:

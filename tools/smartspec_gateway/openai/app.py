@@ -28,6 +28,7 @@ from smartspec_gateway.triton import Triton
 from smartspec_gateway.workers import Work, Workers
 from smartspec_launch.gateway import KEY_VARIABLE, OpenAi
 from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.faults import cut
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {
@@ -141,7 +142,7 @@ def create_app(
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path:.80}: {error.detail}; /docs has the routes"
+        message = f"{request.method} {cut(request.url.path)}: {error.detail}; /docs has the routes"
         found = ApiError(error.status_code, message)
         body = error_document(found, request.url.path)
         return JSONResponse(body, found.status, headers=error.headers)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.checkpoints.checks import ModelError, check_pointers, read_json
+from smartspec_py.faults import shown
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -92,6 +93,6 @@ def _incomplete(folder: Path) -> ModelError:
 
 def _wrong(name: str, field: str, value: Any, rule: str) -> ModelError:
     return ModelError(
-        f"{name} has the {field} {value!r:.80} in its {CONFIG_FILE}, which must be {rule}: use an "
+        f"{name} has the {field} {shown(value)} in its {CONFIG_FILE}, which must be {rule}: use an "
         "adapter of the kind that is supported"
     )

@@ -10,6 +10,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+from smartspec_py.faults import cut, shown
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """In the order in which Transformers looks for them; the index of shards has the same name. Other
@@ -204,8 +205,9 @@ def weight_files(name: str, folder: Path) -> list[str]:
             for tensor, file in shards.items():
                 if not isinstance(file, str) or Path(file).name != file:
                     raise ModelError(
-                        f"{name} has the file {file!r} for {tensor} in its {single}.index.json, "
-                        "which must be the name of a file beside it: replace it"
+                        f"{name} has the file {shown(file)} for {cut(tensor)} in its "
+                        f"{single}.index.json, which must be the name of a file beside it: "
+                        "replace it"
                     )
             return sorted(set(shards.values()))
     return []
@@ -245,9 +247,9 @@ def check_model(name: str, folder: Path) -> None:
     kind, known = document.get("model_type"), MODELS | WITH_IMAGES
     if not isinstance(kind, str) or kind not in known or (classes and known[kind] not in classes):
         raise ModelError(
-            f"{name} has the model_type {kind} and the class {', '.join(classes) or 'not given'}, "
-            "which the local engine does not serve: use a causal language model of one of these "
-            f"types: {', '.join(known)}"
+            f"{name} has the model_type {cut(kind)} and the class "
+            f"{cut(', '.join(classes)) or 'not given'}, which the local engine does not serve: use "
+            f"a causal language model of one of these types: {', '.join(known)}"
         )
     settings = document
     if kind in WITH_IMAGES:
@@ -261,7 +263,7 @@ def check_model(name: str, folder: Path) -> None:
         for rotation in _rotations(settings.get(field)):
             if rotation not in SERVED_ROTATIONS:
                 raise ModelError(
-                    f"{name} has a rotary embedding of the type {rotation} ({field} in its "
+                    f"{name} has a rotary embedding of the type {cut(rotation)} ({field} in its "
                     f"config.json), which is not supported: use a model with one of these types: "
                     f"{', '.join(SERVED_ROTATIONS)}"
                 )
@@ -269,10 +271,9 @@ def check_model(name: str, folder: Path) -> None:
 
 def wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
     """The error for a value in config.json. rule: what it must be."""
-    text = repr(value)
-    text = text if len(text) <= 40 else f"{text[:40]}.."
     return ModelError(
-        f"{name} has the {field} {text} in its config.json, which must be {rule}: replace it"
+        f"{name} has the {field} {shown(value)} in its config.json, which must be {rule}: "
+        "replace it"
     )
 
 
@@ -378,7 +379,7 @@ def _check_settings(
         if value not in values:
             known = ", ".join(str(value) for value in values if value)
             raise ModelError(
-                f"{name} is quantised with the {field} {value} (quantization_config in its "
+                f"{name} is quantised with the {field} {cut(value)} (quantization_config in its "
                 f"config.json), which cannot be read: use {known or 'none'}, or another checkpoint"
             )
 

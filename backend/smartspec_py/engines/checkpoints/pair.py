@@ -20,6 +20,7 @@ from smartspec_py.engines.checkpoints.checks import (
     read_json,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+from smartspec_py.faults import cut, shown
 
 WINDOWED = (
     "cohere2",
@@ -196,8 +197,8 @@ def _read_config(name: str, folder: Path) -> Any:
     except Exception as error:  # Transformers checks few fields itself
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"{name} has a config.json that Transformers cannot use ({reason:.300}): replace it, "
-            "or use a model type that Transformers supports"
+            f"{name} has a config.json that Transformers cannot use ({cut(reason, 300)}): replace "
+            "it, or use a model type that Transformers supports"
         ) from error
     check_sizes(name, config)
     return config
@@ -219,8 +220,8 @@ def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
     if layers:
         raise ModelError(
             f"{name} is of the type {config.model_type} and has layers of type "
-            f"{', '.join(sorted(layers))}, which the local engine does not support: use a model "
-            "with full attention or sliding windows"
+            f"{cut(', '.join(sorted(layers)))}, which the local engine does not support: use a "
+            "model with full attention or sliding windows"
         )
 
 
@@ -268,8 +269,8 @@ def _compare(target: _Model, draft: _Model) -> None:
         _compare_tokenizers(target, draft)
     if None not in (target.end_token, draft.end_token) and target.end_token != draft.end_token:
         raise ModelError(
-            f"{target.name} ends a text with {target.end_token!r} and {draft.name} with "
-            f"{draft.end_token!r}: choose a draft of the same kind, base or instruct"
+            f"{target.name} ends a text with {shown(target.end_token)} and {draft.name} with "
+            f"{shown(draft.end_token)}: choose a draft of the same kind, base or instruct"
         )
 
 
@@ -281,8 +282,8 @@ def _compare_tokenizers(target: _Model, draft: _Model) -> None:
         )
         number = min(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
         raise ModelError(
-            f"token id {number} is {ours.get(number)!r} in {target.name} and "
-            f"{theirs.get(number)!r} in {draft.name}: {OTHER_TOKENIZER}"
+            f"token id {number} is {shown(ours.get(number))} in {target.name} and "
+            f"{shown(theirs.get(number))} in {draft.name}: {OTHER_TOKENIZER}"
         )
     # Merges in another order split the same text into other tokens.
     if _merges(target) != _merges(draft):

@@ -10,7 +10,7 @@ import torch
 
 from smartspec_py.engines.checkpoints import checks
 from smartspec_py.engines.runtimes.machine import cpu_has
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, shown
 
 
 def place(name: str) -> torch.device:
@@ -23,7 +23,7 @@ def place(name: str) -> torch.device:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"engine.json: engine.device: {name!r} is not supported: set auto, cpu, cuda or a "
+            f"engine.json: engine.device: {shown(name)} is not supported: set auto, cpu, cuda or a "
             "device number such as cuda:1"
         )
     if device.type == "cpu":
@@ -31,7 +31,7 @@ def place(name: str) -> torch.device:
     number = device.index or 0
     if number >= (num_gpus := torch.cuda.device_count()):
         raise ConfigError(
-            f"engine.json: engine.device: {name!r} does not exist, because PyTorch finds "
+            f"engine.json: engine.device: {shown(name)} does not exist, because PyTorch finds "
             f"{num_gpus} CUDA devices: set another device, or cpu"
         )
     return torch.device("cuda", number)

@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from smartspec_py.constants import JSON_STYLE, LOOK_AROUND, lark_text
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.structured.token_names import LARK_JSON, AddedTokens
+from smartspec_py.faults import cut, shown
 
 MAX_REASON = 300
 """Characters of an error. The library quotes whole lines of a grammar, and a status over gRPC has a
@@ -134,7 +135,7 @@ def short(text: str) -> str:
     text = " ".join(text.split())
     if " " not in text:
         text = f"the grammar cannot be followed ({text})"
-    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}.."
+    return cut(text, MAX_REASON)
 
 
 def _check_schema(text: str, start: int) -> None:
@@ -159,7 +160,9 @@ def _check_schema(text: str, start: int) -> None:
 
 def _check_pattern(place: str, pattern: str) -> None:
     if LOOK_AROUND.match(pattern):
-        raise GrammarError(f"{place}got {pattern!r}, must have no look-around: it is not supported")
+        raise GrammarError(
+            f"{place}got {shown(pattern)}, must have no look-around: it is not supported"
+        )
 
 
 def _check_multiples(text: str, start: int) -> None:

@@ -30,6 +30,7 @@ from smartspec_gateway.openai.formats.special_names import CUT, num_characters
 from smartspec_gateway.openai.model import Fields, PromptTokens
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.api.inputs import MAX_ANSWER_VALUES, MAX_GUIDE_BYTES
+from smartspec_py.faults import shown
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 UINT64 = 1 << 64
@@ -65,7 +66,7 @@ class Requests:
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in (*self.settings.names, MODEL_NAME):
             known = " or ".join(map(repr, self.settings.names))
-            raise ApiError(404, f"model: got {name!r:.80}, must be {known}", "model")
+            raise ApiError(404, f"model: got {shown(name)}, must be {known}", "model")
 
     def of_chat(self, asked: ChatRequest, **more: Any) -> Prepared:
         """Raises ApiError, as what follows does. more: other fields of the result."""
@@ -100,7 +101,7 @@ class Requests:
         )
         unknown = next((name for name in wanted if name not in names), None)
         if unknown is not None:
-            message = f"tool_choice: got {unknown!r:.80}, must be a function of tools"
+            message = f"tool_choice: got {shown(unknown)}, must be a function of tools"
             raise ApiError(400, message, "tool_choice")
         if asked.must_call and not asked.callable_tools:
             message = "tool_choice: got 'required' without a function of tools"

@@ -17,6 +17,7 @@ from smartspec_gateway.openai.apis.schema import REFUSED, Sampling
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import FIELDS
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates
+from smartspec_py.faults import shown
 
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -50,7 +51,7 @@ def check_type(request: Request) -> None:
     content are refused."""
     given = request.headers.get("content-type", "")
     if not IS_JSON.fullmatch(given):
-        raise ApiError(400, f"Content-Type: got {given!r:.80}, must be application/json")
+        raise ApiError(400, f"Content-Type: got {shown(given)}, must be application/json")
 
 
 def read(body: bytes, model: type[Read]) -> Read:

@@ -21,6 +21,7 @@ from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
 from smartspec_gateway.openai.formats.tool_ways import Tools, ways_of
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
 from smartspec_py.engines.tokenizer_file import num_token_ids, read_tokenizer
+from smartspec_py.faults import shown
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
@@ -197,7 +198,7 @@ class Prompts:
         param, most = "logit_bias", self._num_tokens - 1
         # Python refuses to convert thousands of digits.
         if not token.isdecimal() or len(token) > MAX_DIGITS or int(token) > most:
-            raise ApiError(400, f"{param}: got token {token!r:.80}, must be in 0..{most}", param)
+            raise ApiError(400, f"{param}: got token {shown(token)}, must be in 0..{most}", param)
         word = self.decode([int(token)])
         if self.encode(word, add_special_tokens=False) != [int(token)]:
             raise ApiError(

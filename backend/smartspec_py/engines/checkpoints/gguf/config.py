@@ -16,7 +16,7 @@ from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, cut
 
 GEMMA, GRANITE, MINISTRAL, PHI = "gemma3_text", "granite", "ministral3", "phi3"
 MODELS = {
@@ -292,8 +292,8 @@ def _rope_scaling(of: Fields, config: Mapping[str, Any]) -> dict[str, Any] | Non
     }
     if kind not in ("none", "linear", "yarn") or 0 < factor < 1:
         raise ConfigError(
-            f"{of.file} has rotary embeddings of the type {kind} and the factor {factor}, which "
-            "cannot be read: use a model with linear or yarn and a factor of at least 1"
+            f"{of.file} has rotary embeddings of the type {cut(kind)} and the factor {factor}, "
+            "which cannot be read: use a model with linear or yarn and a factor of at least 1"
         )
     if kind == "none" or factor in (0.0, 1.0):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, shown
 
 MOST = 2**31 - 1
 
@@ -42,10 +42,8 @@ class Fields:
     def _checked(self, key: str, value: Any, is_right: bool, rule: str) -> Any:
         if is_right:
             return value
-        text = repr(value)
-        text = text if len(text) <= 40 else f"{text[:40]}..."
         raise ConfigError(
-            f"{self.file} has the {self._prefix}{key} {text}, but it must be {rule}: "
+            f"{self.file} has the {self._prefix}{key} {shown(value)}, but it must be {rule}: "
             "convert or copy the model again"
         )
 

@@ -25,7 +25,7 @@ from smartspec_py.engines.checkpoints.gguf.tokenizer import (
     make_tokenizer,
     token_settings,
 )
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, cut
 
 INDEX = "gguf.json"
 
@@ -115,7 +115,7 @@ def _documents(file: Path) -> dict[str, str]:
     architecture = fields.text("general.architecture")
     if architecture not in MODELS:
         raise ConfigError(
-            f"{file} has the architecture {architecture}, which cannot be read: use one of "
+            f"{file} has the architecture {cut(architecture)}, which cannot be read: use one of "
             f"{', '.join(MODELS)}"
         )
     fields.only("general.quantization_version", 2)

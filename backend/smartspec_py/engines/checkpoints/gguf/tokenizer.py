@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
-from smartspec_py.faults import ConfigError
+from smartspec_py.faults import ConfigError, cut, shown
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 """Kinds of tokens. A tokenizer.json has no unused ones, which pad the vocabulary."""
@@ -92,7 +92,8 @@ class Vocabulary:
         if len(self.ids) != len(used):
             twice = next(n for n in used if self.ids[self.tokens[n]] != n)
             raise ConfigError(
-                f"{fields.file} has the token {self.tokens[twice]!r} twice: convert the model again"
+                f"{fields.file} has the token {shown(self.tokens[twice])} twice: convert the "
+                "model again"
             )
 
     def special(self, fields: Fields, name: str, default: int | None = None) -> int | None:
@@ -112,7 +113,7 @@ def make_tokenizer(fields: Fields, vocabulary: Vocabulary) -> str:
         tokenizer, has_start = _sentence_piece(fields, vocabulary), True
     else:
         raise ConfigError(
-            f"{fields.file} has a tokenizer of the kind {kind}: only gpt2 and llama are read"
+            f"{fields.file} has a tokenizer of the kind {cut(kind)}: only gpt2 and llama are read"
         )
     tokens = vocabulary.tokens
     strips = kind == "llama" and fields.text("general.architecture") == "phi3"
@@ -152,7 +153,7 @@ def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool
     name = fields.text("tokenizer.ggml.pre")
     if name not in SPLITS:
         raise ConfigError(
-            f"{fields.file} has the pre-tokenizer {name}, which cannot be read: use one of "
+            f"{fields.file} has the pre-tokenizer {cut(name)}, which cannot be read: use one of "
             f"{', '.join(SPLITS)}"
         )
     merges = []
@@ -160,8 +161,8 @@ def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= vocabulary.ids.keys():
             raise ConfigError(
-                f"{fields.file} has the merge {merge!r} of tokens that it has not: convert the "
-                "model again"
+                f"{fields.file} has the merge {shown(merge)} of tokens that it has not: "
+                "convert the model again"
             )
         merges.append((left, right))
     model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=name in WHOLE_WORDS)

@@ -45,6 +45,7 @@ from smartspec_py.engines.runtimes.pytorch.packed import (
     RowCache,
 )
 from smartspec_py.engines.runtimes.runner import RunnerConfig
+from smartspec_py.faults import cut
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 EMBEDDING_NAMES = ("model.embed_tokens.weight",)
@@ -131,7 +132,8 @@ def _layer(folder: Path, document: Mapping[str, Any]) -> LlamaConfig:
     except Exception as error:  # Transformers checks few fields itself
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"{folder} has a config.json that Transformers cannot use ({reason:.300}): replace it"
+            f"{folder} has a config.json that Transformers cannot use ({cut(reason, 300)}): "
+            "replace it"
         ) from error
     check_sizes(str(folder), layer)
     return layer
