@@ -21,7 +21,7 @@ from smartspec_gateway.openai.formats.calls import parameter_types
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, ToolParser
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.structured.guides import compiled, grammar_text
+from smartspec_py.engines.structured.guides import GrammarError, compiled, grammar_text
 from smartspec_py.engines.structured.token_names import AddedTokens
 from smartspec_py.engines.structured.trial import new_tokenizer
 from smartspec_py.engines.tokenizer_file import MARKS, read_tokenizer
@@ -249,3 +249,15 @@ def test_a_thought_ends(
     tokens = [token for part in parts for token in encode(part, add_special_tokens=False).ids]
     assert found.consume_tokens(tokens)
     assert found.is_accepting()
+
+
+@pytest.mark.parametrize("pattern", ["a(?=b)", r"/\d(?!/)", "(?<=a)b", "(?<!a)b"])
+def test_look_around_behind_a_thought_is_named(pattern: str) -> None:
+    """As in a grammar that begins the answer."""
+    _, lark = behind_reasoning("regex", pattern, "structured_outputs", False, True)
+    for kind, guide in ((GuideType.REGEX, pattern), (GuideType.EBNF_GRAMMAR, lark)):
+        with pytest.raises(GrammarError) as raised:
+            grammar_text(kind, guide, AddedTokens(TOKENIZERS["tokens"].to_str()))
+        assert (
+            str(raised.value) == f"got {pattern!r}, must have no look-around: it is not supported"
+        )

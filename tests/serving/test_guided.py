@@ -234,6 +234,15 @@ LENIENT = '{"format": "x", "x-guidance": {"lenient": true}, "type": "string"}'
             "guided_decoding_guide",
             "works: got 'a(?=b)', must have no look-around: it is not supported",
         ),
+        (
+            # "(?=" in a text and in JSON is no look-around.
+            {
+                "guide_type": GuideType.EBNF_GRAMMAR,
+                "guide": 'start: "/(?=/" %json {"const": "/(?=/"} A\n// /(?=/\nA: /a\\/(?!b)\\d/i',
+            },
+            "guided_decoding_guide",
+            r"works: got 'a/(?!b)\\d', must have no look-around: it is not supported",
+        ),
         ({"guide": '{"multipleOf": 123456789}'}, "guided_decoding_guide", "multipleOf"),
         (
             {"guide_type": GuideType.EBNF_GRAMMAR, "guide": HUGE_MULTIPLE},

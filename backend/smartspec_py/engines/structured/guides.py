@@ -17,7 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from smartspec_py.constants import JSON_STYLE, LOOK_AROUND, lark_text
 from smartspec_py.core.types import GuideType
-from smartspec_py.engines.structured.token_names import LARK_JSON, AddedTokens
+from smartspec_py.engines.structured.token_names import LARK_JSON, AddedTokens, regexes_in
 from smartspec_py.faults import cut, shown
 
 MAX_REASON = 300
@@ -72,6 +72,8 @@ def grammar_text(kind: GuideType, guide: str, added: AddedTokens) -> str:
         lark = added.in_lark(any_to_lark(guide))
         for match in LARK_JSON.finditer(lark):
             _check_schema(lark, match.end())
+        for pattern in regexes_in(lark):
+            _check_pattern("", pattern)
         return LLMatcher.grammar_from_lark(lark)
     if kind is GuideType.CHOICE:
         texts = json.loads(guide)

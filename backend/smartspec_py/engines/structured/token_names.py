@@ -33,6 +33,16 @@ _PIECE = re.compile(
 its attributes."""
 
 
+def regexes_in(lark: str) -> Iterator[str]:
+    """The regular expressions of a Lark grammar, without the escapes of `/`."""
+    at = 0
+    while found := _PIECE.search(lark, at):
+        at = _end_of_json(lark, found.end()) if found["json"] else found.end()
+        if found["regex"]:
+            body, _, _ = found["regex"][1:].rpartition("/")
+            yield re.sub(r"\\(/)|(\\.)", r"\1\2", body)
+
+
 class AddedTokens:
     """The added tokens of a tokenizer."""
 
