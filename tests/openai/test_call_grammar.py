@@ -143,6 +143,13 @@ INVENTED = {"x": 3, "y": 4}
         ({"properties": {"properties": NAMED}}, {"properties": {"x": 3}}, True),
         ({"properties": {"properties": NAMED}}, {"properties": INVENTED}, False),
         (NAMED | {"additionalProperties": True}, INVENTED, True),
+        (NAMED | {"patternProperties": {"^z": {"type": "integer"}}}, INVENTED, True),
+        (
+            NAMED | {"patternProperties": {"^(?!z)": {}}, "additionalProperties": False},
+            INVENTED,
+            True,
+        ),
+        (NAMED | {"patternProperties": {"(?=z)": {}, "^y": {"type": "null"}}}, INVENTED, False),
         (NAMED | {"additionalProperties": {"type": "integer"}}, INVENTED, True),
         (NAMED | {"required": ["y"]}, INVENTED, True),
         ({"type": "object"}, INVENTED, True),
@@ -165,6 +172,15 @@ def test_keys_that_a_schema_does_not_name(
         {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
         {"type": "array", "items": {"type": "integer"}, "not": {"maxItems": 0}},
         {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"pattern": "^(?!a).*$"}]}},
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [
+                    {"type": "integer"},
+                    {"type": "object", "patternProperties": {"^(?!a)": {}, "b": {}}},
+                ]
+            },
+        },
         {"oneOf": [{"type": "array", "items": {"type": kind}} for kind in ("integer", "number")]},
     ],
 )

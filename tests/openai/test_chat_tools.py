@@ -71,6 +71,23 @@ def test_a_call_that_is_cut_at_any_place(num: int) -> None:
     assert sum("id" in call for call in calls) == num_calls
 
 
+LOOKING: Any = [{"properties": {"x": {"pattern": "^(?!a)"}}}, {"patternProperties": {"^(?!a)": {}}}]
+
+
+@pytest.mark.parametrize("parameters", LOOKING)
+def test_look_around_is_refused_in_strict_functions_alone(parameters: Any) -> None:
+    """And only where a grammar would follow it."""
+    for strict, choice in ((False, "required"), (True, "auto"), (True, "required")):
+        function = {"name": "find", "parameters": parameters, "strict": strict}
+        tools = [{"type": "function", "function": function}]
+        body = {"messages": HELLO, "tools": tools, "tool_choice": choice}
+        answer = http().post(CHAT, json=body)
+        if not strict or choice == "auto":
+            assert answer.status_code == 200, answer.text
+    message = "tools: find is strict and must have no look-around in a pattern"
+    assert answer.json()["error"]["message"] == message
+
+
 def test_custom_tools_are_skipped() -> None:
     model = text_with(*CALLS)
     body = WITH_TOOLS | {"stream": False, "tools": [CUSTOM, TOOL]}

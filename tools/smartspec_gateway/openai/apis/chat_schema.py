@@ -69,13 +69,16 @@ AnyPart = Annotated[
 
 
 class Function(Body):
-    """A function of a tool. Other keys are passed to the chat template."""
+    """A function of a tool. Other keys are passed to the chat template.
+
+    strict: refuse a pattern that a grammar of calls cannot express."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(pattern=r"^[\w.-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Body):

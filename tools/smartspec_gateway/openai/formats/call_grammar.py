@@ -63,7 +63,7 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         calls = f'"[" {calls} "]"'
     rules = [f"start: {calls}", f"call: {names}"]
     for number, (name, parameters) in enumerate(functions):
-        known = _without_look_around(parameters or {"properties": {}})
+        known = without_look_around(parameters or {"properties": {}})
         schema = {**_closed(known), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
             rules += _xml_rules(number, name, schema)
@@ -78,16 +78,25 @@ def calls_or_json(calls: str, schema: str) -> str:
     return f"{both}\njson: {_json(json.loads(schema), JSON_STYLE)}"
 
 
-def _without_look_around(part: Any) -> Any:
-    """The schema without patterns that a grammar cannot express."""
+def without_look_around(part: Any) -> Any:
+    """The schema without patterns that a grammar cannot express. Which keys those of an object's
+    `patternProperties` allow is then unknown, so it may have any."""
     if isinstance(part, list):
-        return list(map(_without_look_around, part))
+        return list(map(without_look_around, part))
     if not isinstance(part, dict):
         return part
-    pattern = part.get("pattern")
-    is_wrong = isinstance(pattern, str) and LOOK_AROUND.match(pattern)
-    left_out = ("pattern",) if is_wrong else ()
-    return {key: _without_look_around(part[key]) for key in part if key not in left_out}
+    found = {key: without_look_around(value) for key, value in part.items()}
+    if _has_look_around(part.get("pattern")):
+        del found["pattern"]
+    named = part.get("patternProperties")
+    if isinstance(named, dict) and any(map(_has_look_around, named)):
+        rest = {key: found["patternProperties"][key] for key in named if not _has_look_around(key)}
+        found |= {"patternProperties": rest, "additionalProperties": True}
+    return found
+
+
+def _has_look_around(pattern: Any) -> bool:
+    return isinstance(pattern, str) and LOOK_AROUND.match(pattern) is not None
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
