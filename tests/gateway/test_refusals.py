@@ -83,6 +83,14 @@ def test_what_passes_a_bound_is_refused(
     assert error["message"] if is_openai else error
 
 
+def test_a_body_that_is_too_long_may_have_an_image(both: Address) -> None:
+    """It is not read, so the message tells both."""
+    for port in (both.http_port, both.metrics_port):
+        _, body = answered(port, post(b"", length=MAX_BODY_BYTES + 1))
+        assert b" must be at most 1048576; " in body
+        assert b" images are not supported" in body
+
+
 def test_refusals_have_the_format_of_the_route(both: Address) -> None:
     sent = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
     response, body = answered(both.metrics_port, sent)

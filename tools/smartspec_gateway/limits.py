@@ -122,7 +122,7 @@ class Limits:
             raise Refused(
                 413,
                 f"body: got {num_bytes} bytes or more, must be at most {self.max_body_bytes}; the "
-                "limit grows with limits.max_context_len",
+                "limit grows with limits.max_context_len, and images are not supported",
             )
 
     def check_elements(self, num_commas: int) -> None:
