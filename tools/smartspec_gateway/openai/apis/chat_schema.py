@@ -69,16 +69,13 @@ AnyPart = Annotated[
 
 
 class Function(Body):
-    """A function of a tool. Other keys are passed to the chat template.
-
-    strict: refuse a pattern that a grammar of calls cannot express."""
+    """A function of a tool. Other keys are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(pattern=r"^[\w.-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class Tool(Body):

@@ -22,11 +22,7 @@ from smartspec_gateway.openai.apis.chat_schema import (
 from smartspec_gateway.openai.apis.choices import Prepared, Wanted
 from smartspec_gateway.openai.apis.schema import MAX_CHOICES, Generation
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong
-from smartspec_gateway.openai.formats.call_grammar import (
-    call_grammar,
-    calls_or_json,
-    without_look_around,
-)
+from smartspec_gateway.openai.formats.call_grammar import call_grammar, calls_or_json
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.formats.reasoning import END, ends_in_reasoning, is_open
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
@@ -247,11 +243,6 @@ class Requests:
         if not tools or not (asked.must_call or response):
             return {}
         functions = [(tool.function.name, tool.function.parameters) for tool in tools]
-        for tool in tools:
-            name, parameters = tool.function.name, tool.function.parameters
-            if tool.function.strict and without_look_around(parameters) != parameters:
-                message = f"tools: {name} is strict and must have no look-around in a pattern"
-                raise ApiError(400, message, "tools")
         calls = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
         if response is None:
             return {"tools": ("ebnf_grammar", calls)}

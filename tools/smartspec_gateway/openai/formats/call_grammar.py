@@ -63,7 +63,7 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         calls = f'"[" {calls} "]"'
     rules = [f"start: {calls}", f"call: {names}"]
     for number, (name, parameters) in enumerate(functions):
-        known = without_look_around(parameters or {"properties": {}})
+        known = _without_look_around(parameters or {"properties": {}})
         schema = {**_closed(known), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
             rules += _xml_rules(number, name, schema)
@@ -78,14 +78,14 @@ def calls_or_json(calls: str, schema: str) -> str:
     return f"{both}\njson: {_json(json.loads(schema), JSON_STYLE)}"
 
 
-def without_look_around(part: Any) -> Any:
+def _without_look_around(part: Any) -> Any:
     """The schema without patterns that a grammar cannot express. Which keys those of an object's
     `patternProperties` allow is then unknown, so it may have any."""
     if isinstance(part, list):
-        return list(map(without_look_around, part))
+        return list(map(_without_look_around, part))
     if not isinstance(part, dict):
         return part
-    found = {key: without_look_around(value) for key, value in part.items()}
+    found = {key: _without_look_around(value) for key, value in part.items()}
     if _has_look_around(part.get("pattern")):
         del found["pattern"]
     named = part.get("patternProperties")
