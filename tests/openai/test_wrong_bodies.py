@@ -33,6 +33,8 @@ TEXT = "messages.0.content.0.text"
         ({"functions": [{}]}, "functions", "must be empty: use tools"),
         ({"function_call": {"name": "f"}}, "function_call", "must be 'auto' or 'none'"),
         ({"best_of": 2}, "best_of", "got 2, must be 1"),
+        ({"bad_words": "a"}, "bad_words", "must be a list"),
+        ({"priority": 1}, "priority", "got 1, must be 0"),
         ({"suffix": "a"}, "suffix", "got 'a', must be ''"),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "auto"),
@@ -197,10 +199,17 @@ IGNORED = {
     "function_call": "auto",
     "use_beam_search": False,
     "include_stop_str_in_output": False,
+    "priority": 0,
+    "detokenize": True,
+    "spaces_between_special_tokens": True,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "cache_prompt": True,
     "logit_bias": {},
 }
 IN_MESSAGES = {"mcp_servers": [], "tools": [], "stop_sequences": [], "metadata": {}}
 OF_CHATS = {"verbosity": "low", "modalities": ["text"], "echo": False, "tools": []}
+OF_CHATS["add_special_tokens"] = False
 
 
 def test_null_and_fields_without_effect_change_nothing() -> None:

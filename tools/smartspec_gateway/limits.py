@@ -19,7 +19,9 @@ MAX_HEADER_BYTES = 32 * 1024
 MAX_CHUNKS = 4096
 """For one request with chunked encoding. Each chunk takes the parser about 10 microseconds."""
 
-MIN_BODY_BYTES = 1 << 20
+MIN_BODY_BYTES = 8 << 20
+"""Histories of agents have pictures, which the model does not read."""
+
 BYTES_PER_TOKEN = 6 * 64
 """The longest accepted text has 64 bytes per token (serving/intake.py). JSON may encode one byte in
 six."""

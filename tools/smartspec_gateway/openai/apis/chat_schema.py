@@ -311,6 +311,9 @@ class IgnoredInChats(Body):
         None, description="only text"
     )
     verbosity: str | None = Field(None, description="see max_tokens")
+    add_special_tokens: Literal[False] | None = Field(
+        None, description="the chat template writes them"
+    )
     echo: Annotated[bool | None, only("false: only /v1/completions returns the prompt", False)] = (
         Field(None, description="only false: see `/v1/completions`")
     )

@@ -28,6 +28,7 @@ from pydantic_core import PydanticCustomError
 from smartspec_gateway.openai.formats.calls import Tools
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.api.inputs import (
+    MAX_BAD_WORDS,
     MAX_BIAS_WORDS,
     MAX_PROMPT_IDS,
     MAX_STOP_TOKENS,
@@ -239,6 +240,15 @@ class Neutral(Body):
     include_stop_str_in_output: Literal[False] | None = Field(
         None, description="the text ends before a stop word"
     )
+    length_penalty: Float32 | None = tensor("length_penalty")
+    priority: Literal[0] | None = Field(None, description="use request_priority")
+    detokenize: Literal[True] | None = Field(None, description="answers are texts")
+    spaces_between_special_tokens: Literal[True] | None = Field(
+        None, description="texts never have such tokens"
+    )
+    return_token_ids: Literal[False] | None = Field(None, description="answers are texts")
+    return_tokens_as_token_ids: Literal[False] | None = Field(None, description="see logprobs")
+    cache_prompt: Literal[True] | None = Field(None, description="use reuse_prefix")
 
 
 class Sampling(Body):
@@ -280,6 +290,7 @@ class Generation(Sampling, Ignored, Neutral):
     """Fields of chats and completions."""
 
     stop: str | Words | None = tensor("stop_words")
+    bad_words: Annotated[list[str], few(MAX_BAD_WORDS)] | None = tensor("bad_words")
 
     max_tokens: Int32 | None = Field(
         None, ge=0, description="most tokens to generate; default: the rest of the context"
