@@ -17,6 +17,7 @@ from smartspec_gateway.openai.apis.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 
 ELSEWHERE = "claude docker helm kubectl trtllm-build python python3 pip git cd lm_eval locust"
+ELSEWHERE += " aiperf guidellm"
 """Programs whose options are not known here."""
 
 MAX_COLUMNS = 100
