@@ -154,9 +154,16 @@ def layer_of(**fields: Any) -> dict[str, Any]:
         (layer_of(use_sliding_window=True), "use_sliding_window is True"),
         (layer_of(layer_types=["sliding_attention"]), "use_sliding_window is True"),
         (EAGLE | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
-        (EAGLE | {"draft_vocab_size": "x"}, r"draft_vocab_size 'x' .* a whole number in 1\.\.40"),
-        (EAGLE | {"draft_vocab_size": 41}, "draft_vocab_size 41 in its config.json"),
-        (EAGLE | {"target_hidden_size": 25}, "target_hidden_size 25 .* must be 24, which is that"),
+        (EAGLE | {"draft_vocab_size": "x"}, "draft_vocab_size 'x' .* a whole number above 0"),
+        (
+            EAGLE | {"draft_vocab_size": 41},
+            r"another model .*\(draft_vocab_size is 41, and the target has 40 tokens\): "
+            "give heads that were trained for this model, or leave `heads` out$",
+        ),
+        (
+            EAGLE | {"target_hidden_size": 25},
+            r"another model .*\(target_hidden_size is 25, and the target's is 24\): give heads",
+        ),
         (EAGLE | {"norm_before_residual": "no"}, "norm_before_residual 'no' .* true or false"),
         (EAGLE | {"eagle_config": 5}, "eagle_config 5 .* must be an object"),
         (EAGLE | {"eagle_aux_hidden_state_layer_ids": [0.5]}, r"layer_ids \[0\.5\] .* a list of"),
@@ -182,7 +189,19 @@ GOOD = weights("midlayer")
         (GOOD | {"fc.bias": torch.zeros(HIDDEN)}, 'Unexpected key.*: "fc.bias"'),
         (
             GOOD | {"fc.weight": torch.zeros(16, 48)},
-            r"size mismatch for fc.weight: .*\[16, 48\].*\[16, 72\]",
+            r"another model .*fc.weight has the shape \(16, 48\), and .* must be \(16, 72\)\)",
+        ),
+        (
+            GOOD | {"embed_tokens.weight": torch.zeros(50, HIDDEN)},
+            r"embed_tokens.weight has the shape \(50, 16\), and .* must be \(40, 16\)\)",
+        ),
+        (
+            {n: t for n, t in GOOD.items() if n != "embed_tokens.weight"},
+            "have no embed_tokens, and their hidden_size is 16, but the target's is 24",
+        ),
+        (
+            GOOD | {"norm.weight": torch.zeros(5)},
+            r"not those of an EAGLE-3 head \(.*size mismatch for norm.weight",
         ),
         (
             GOOD | {"norm.weight": torch.full((HIDDEN,), torch.nan)},
@@ -197,7 +216,7 @@ GOOD = weights("midlayer")
             GOOD | {"layers.0.hidden_norm.weight": torch.ones(HIDDEN)},
             "has tensors of both midlayer and layers.0",
         ),
-        (GOOD | {"d2t": torch.full((DRAFTED,), 30)}, "d2t has tokens 30 to 41, but .* 40 tokens"),
+        (GOOD | {"d2t": torch.full((DRAFTED,), 30)}, "d2t has tokens 30 to 41, and .* 40 tokens"),
     ],
 )
 def test_refused_weights(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:

@@ -120,15 +120,19 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
         (VLLM_OWN | {"fc.weight": torch.zeros(1)}, "has the tensor fc.weight, which Medusa heads"),
         ({k: v for k, v in FASTER.items() if not k.startswith("0.")}, "tensors of heads 0"),
         ({k: v for k, v in VLLM_OWN.items() if k != "lm_heads.1.weight"}, "head 1 is not complete"),
-        (FASTER | {"1.0.linear.weight": torch.zeros(8, 8)}, "head 1 has hidden size 8, but .* 16"),
+        (
+            FASTER | {"1.0.linear.weight": torch.zeros(8, 8)},
+            r"another model than the target \(head 1 has hidden size 8, and the target's is 16\): "
+            "give heads that were trained for this model, or leave `heads` out$",
+        ),
         (FASTER | {"2.1.linear.bias": torch.full((HIDDEN,), torch.nan)}, "head 2 are not all fin"),
         (
             VLLM_OWN | {"lm_heads.0.weight": torch.zeros(30, HIDDEN)},
-            r"LM head of head 0 is \(30, 16\), but the target needs \(40, 16\)",
+            r"LM head of head 0 has the shape \(30, 16\), and with this target .* \(40, 16\)",
         ),
         (
             VLLM_OWN | {"token_map": torch.tensor([3, 38])},
-            "token_map has token 38, but target has 36 tokens",
+            "token_map has token 38, and the target has 36 tokens",
         ),
         (VLLM_OWN | {"token_map": torch.tensor([3, -1])}, "token_map has token -1"),
         (VLLM_OWN | {"token_map": torch.tensor([3, 3])}, "token_map must have tokens, each once"),

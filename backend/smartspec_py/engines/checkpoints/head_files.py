@@ -16,6 +16,14 @@ LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weigh
 """Where a target's LM head is: the second one if it is tied to the embedding."""
 
 
+def of_another_model(folder: Path, difference: str) -> ModelError:
+    """The error for heads that do not fit the target. difference: with both values."""
+    return ModelError(
+        f"the heads {folder} were trained for another model than the target ({difference}): give "
+        "heads that were trained for this model, or leave `heads` out"
+    )
+
+
 def load_tensors(folder: Path, files: Sequence[str], kind: str) -> dict[str, torch.Tensor]:
     """The tensors of the first of the files that exists. Raises ModelError.
 

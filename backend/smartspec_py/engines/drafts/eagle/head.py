@@ -36,7 +36,12 @@ from smartspec_py.engines.checkpoints.checks import (
     wrong_field,
 )
 from smartspec_py.engines.checkpoints.config import load_config
-from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
+from smartspec_py.engines.checkpoints.head_files import (
+    LM_HEAD_NAMES,
+    load_tensors,
+    of_another_model,
+    target_tensor,
+)
 from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
 from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
 from smartspec_py.engines.runtimes.pytorch.packed import (
@@ -96,17 +101,23 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
     _check_supported(folder, document, of_layer, layer)
     width = document.get("target_hidden_size")
     if width not in (None, target.hidden_size):
-        rule = f"{target.hidden_size}, which is that of the target"
-        raise wrong_field(str(folder), "target_hidden_size", width, rule)
+        difference = f"target_hidden_size is {width}, and the target's is {target.hidden_size}"
+        raise of_another_model(folder, difference)
     num_drafted = document.get("draft_vocab_size") or target.vocab_size
-    if type(num_drafted) is not int or not 0 < num_drafted <= target.vocab_size:
-        rule = f"a whole number in 1..{target.vocab_size}, the tokens of the target"
+    if type(num_drafted) is not int or num_drafted < 1:
+        rule = "a whole number above 0"
         raise wrong_field(str(folder), "draft_vocab_size", num_drafted, rule)
+    if num_drafted > target.vocab_size:
+        raise of_another_model(
+            folder,
+            f"draft_vocab_size is {num_drafted}, and the target has {target.vocab_size} tokens",
+        )
     layer_ids = _layer_ids(folder, document, nested, target.num_hidden_layers)
     if not all(0 <= layer_id < target.num_hidden_layers for layer_id in layer_ids):
-        raise ModelError(
-            f"{folder}: the head reads the inputs of the layers {layer_ids}, but the target has "
-            f"layers 0 to {target.num_hidden_layers - 1}: set {LAYER_IDS} in its config.json"
+        raise of_another_model(
+            folder,
+            f"they read the inputs of the layers {layer_ids}, and the target has layers 0 to "
+            f"{target.num_hidden_layers - 1}",
         )
     return EagleConfig(
         folder=folder,
@@ -257,6 +268,12 @@ def load_eagle(config: EagleConfig, run_config: RunnerConfig) -> EagleHead:
     for name, names in (("embed_tokens", EMBEDDING_NAMES), ("lm_head", LM_HEAD_NAMES)):
         if f"{name}.weight" not in weights:
             of_target = target_tensor(folder, run_config.path, names, name)
+            if of_target.shape[1] != config.layer.hidden_size:
+                raise of_another_model(
+                    folder,
+                    f"they have no {name}, and their hidden_size is {config.layer.hidden_size}, "
+                    f"but the target's is {of_target.shape[1]}",
+                )
             weights[f"{name}.weight"] = of_target[token_ids] if name == "lm_head" else of_target
     config.layer.vocab_size = min(run_config.vocab_size, target.vocab_size)
     module = empty_head(config, target)
@@ -267,13 +284,14 @@ def load_eagle(config: EagleConfig, run_config: RunnerConfig) -> EagleHead:
     }
     for name, tensor in placed.items():
         check_finite(name, tensor, run_config.dtype, folder)
+    _check_shapes(folder, placed, module)
     try:
         module.load_state_dict(placed, assign=True)
     except RuntimeError as error:
         # PyTorch names missing and unknown weights, and those of other shapes.
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"{folder}: the weights are not those of an EAGLE-3 head for this target ({reason})"
+            f"{folder}: the weights are not those of an EAGLE-3 head ({reason}): use another head"
         ) from error
     ids = token_ids[token_ids < run_config.vocab_size].to(run_config.device)
     rows = module.lm_head.weight.detach()[(token_ids < run_config.vocab_size).to(run_config.device)]
@@ -283,6 +301,17 @@ def load_eagle(config: EagleConfig, run_config: RunnerConfig) -> EagleHead:
     return head.eval()
 
 
+def _check_shapes(folder: Path, weights: Mapping[str, torch.Tensor], module: Any) -> None:
+    """Check the weights whose shapes the target decides. module: a result of `empty_head`."""
+    for name, part in (("embed_tokens.weight", module.embed_tokens), ("fc.weight", module.fc)):
+        needed = tuple(part.weight.shape)
+        found = tuple(weights[name].shape) if name in weights else needed
+        if found != needed:
+            raise of_another_model(
+                folder, f"{name} has the shape {found}, and with this target it must be {needed}"
+            )
+
+
 def _token_ids(
     folder: Path, tensors: Mapping[str, torch.Tensor], num_drafted: int, vocab_size: int
 ) -> torch.Tensor:
@@ -290,19 +319,21 @@ def _token_ids(
     if "d2t" not in tensors and num_drafted != vocab_size:
         raise ModelError(
             f"{folder}: draft_vocab_size is {num_drafted}, but the target has {vocab_size} tokens "
-            "and the weight file lacks d2t: copy the whole checkpoint"
+            "and the weight file lacks d2t: copy the whole checkpoint, or give heads that were "
+            "trained for this model"
         )
     offsets = tensors.get("d2t", torch.zeros(num_drafted, dtype=torch.long))
     if offsets.shape != (num_drafted,):
         raise ModelError(
             f"{folder}: d2t has {' x '.join(map(str, offsets.shape))} entries, but needs "
-            f"{num_drafted}"
+            f"{num_drafted}, the draft_vocab_size: copy the whole checkpoint"
         )
     tokens = torch.arange(num_drafted) + offsets.long()
     if not (int(tokens.min()) >= 0 and int(tokens.max()) < vocab_size):
-        raise ModelError(
-            f"{folder}: d2t has tokens {int(tokens.min())} to {int(tokens.max())}, but the target "
-            f"has {vocab_size} tokens: use a head that was trained for this target"
+        raise of_another_model(
+            folder,
+            f"d2t has tokens {int(tokens.min())} to {int(tokens.max())}, and the target has "
+            f"{vocab_size} tokens",
         )
     drafted = sorted(tokens.tolist())
     # The mask t2d may be padded in another way.

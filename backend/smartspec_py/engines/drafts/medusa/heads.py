@@ -17,7 +17,12 @@ import torch.nn.functional as F
 
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config
-from smartspec_py.engines.checkpoints.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
+from smartspec_py.engines.checkpoints.head_files import (
+    LM_HEAD_NAMES,
+    load_tensors,
+    of_another_model,
+    target_tensor,
+)
 from smartspec_py.engines.checkpoints.tensors import check_type
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 
@@ -129,9 +134,9 @@ def _token_map(folder: Path, stored: torch.Tensor, run_config: RunnerConfig) -> 
     if stored.ndim != 1 or not tokens or len(set(tokens)) < len(tokens):
         raise ModelError(f"{folder}: token_map must have tokens, each once: use other heads")
     if wrong := [token for token in tokens if token not in range(run_config.vocab_size)]:
-        raise ModelError(
-            f"{folder}: token_map has token {wrong[0]}, but {run_config.path.name} has "
-            f"{run_config.vocab_size} tokens: use heads that were trained for this target"
+        raise of_another_model(
+            folder,
+            f"token_map has token {wrong[0]}, and the target has {run_config.vocab_size} tokens",
         )
     return stored.long()
 
@@ -177,9 +182,9 @@ def _check(
     for head, layers in blocks.items():
         for weight, bias in layers.values():
             if len(weight) != shape[1]:
-                raise ModelError(
-                    f"{folder}: head {head} has hidden size {len(weight)}, but the target has "
-                    f"{shape[1]}: use heads that were trained for this target"
+                raise of_another_model(
+                    folder,
+                    f"head {head} has hidden size {len(weight)}, and the target's is {shape[1]}",
                 )
             if bias.shape != weight.shape[:1]:
                 raise ModelError(
@@ -190,7 +195,8 @@ def _check(
                 raise ModelError(f"{folder}: the weights of head {head} are not all finite")
     for head, rows in lm_heads.items():
         if tuple(rows.shape) != shape:
-            raise ModelError(
-                f"{folder}: the LM head of head {head} is {tuple(rows.shape)}, but the target "
-                f"needs {shape}: use heads that were trained for this target"
+            raise of_another_model(
+                folder,
+                f"the LM head of head {head} has the shape {tuple(rows.shape)}, and with this "
+                f"target it must be {shape}",
             )
