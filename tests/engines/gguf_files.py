@@ -78,7 +78,7 @@ def write_gguf(
     config = model.config
     name = {"ministral3": "mistral3"}.get(config.model_type, config.model_type)
     name = name.removesuffix("_text")
-    is_gemma, rope = name == "gemma3", config.rope_parameters
+    is_gemma, rope = name in ("gemma2", "gemma3"), config.rope_parameters
     parts = GEMMA_PARTS if is_gemma else PARTS
     writer = gguf.GGUFWriter(path, changed.pop("architecture", name), split_max_tensors=part_len)
     fields = {

@@ -33,10 +33,11 @@ from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
 from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
 from smartspec_py.engines.local.build import build_local
+from smartspec_py.engines.local.load import runtime_of
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
-from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
+from smartspec_py.engines.runtimes.runner import PYTORCH, RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_testing.local import generate, serving
 
@@ -161,6 +162,11 @@ GEMMA_FIELDS = {
     "gemma3.rope.scaling.type": "linear",
     "gemma3.rope.scaling.factor": 8.0,
 }
+GEMMA_2 = {"head_dim": 8, "num_hidden_layers": 3, "query_pre_attn_scalar": 8}
+LIMITS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA_2_FIELDS = {f"gemma2.{name}": limit for name, limit in LIMITS.items()} | {
+    "gemma2.attention.sliding_window": 2
+}
 LAYERS = ["sliding_attention", "full_attention"] * 2
 FACTORS = {"long": [1.0, 1.5, 2.5], "short": [1.0, 1.1, 1.3]}
 PHI = {
@@ -282,6 +288,32 @@ def test_biases(
     expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(PROMPT)
     found = load(replace(CONFIG, path=model_folder(tmp_path))).forward(PROMPT)
     assert torch.equal(found.logits, expected.logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        (GEMMA_2 | LIMITS | {"sliding_window": 2}, GEMMA_2_FIELDS),
+        (GEMMA_2 | {"num_hidden_layers": 46, "query_pre_attn_scalar": 16}, {}),
+        (GEMMA_2, {}),
+    ],
+    ids=["limits and window", "largest", "defaults"],
+)
+def test_logits_of_gemma_2(
+    tmp_path: Path, settings: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    """PyTorch computes it. The largest one scales queries by its width, 64 for 4 heads, not by that
+    of a head."""
+    model = small_model("gemma2", VOCAB_SIZE, hidden_size=64, **settings)
+    write_gguf(tmp_path / "m.gguf", model, few_fields(VOCAB_SIZE), **changed)
+    folder = model_folder(tmp_path)
+    assert (
+        runtime_of(folder, CONFIG.device, LocalEngineConfig(model="m"), CONFIG.max_len) == PYTORCH
+    )
+    expected = make_runner(model).forward(PROMPT)
+    assert load_config(folder, CONFIG.max_len).sliding_window == model.config.sliding_window
+    found = load_runner(replace(CONFIG, path=folder)).forward(PROMPT)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
 
 
 YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architecture": "gemma2"}, "the architecture gemma2, which cannot be read: use one of"),
+        ({"architecture": "bloom"}, "the architecture bloom, which cannot be read: use one of"),
         (
             {"split.count": 3},
             "has the split.no 0 and the split.count 3, which its name",

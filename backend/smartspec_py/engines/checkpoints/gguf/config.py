@@ -18,12 +18,15 @@ from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.faults import ConfigError, cut
 
-GEMMA, GRANITE, MINISTRAL, PHI = "gemma3_text", "granite", "ministral3", "phi3"
+GEMMA_2, GEMMA_3 = "gemma2", "gemma3_text"
+GRANITE, MINISTRAL, PHI = "granite", "ministral3", "phi3"
+GEMMAS = (GEMMA_2, GEMMA_3)
 MODELS = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "gemma3": (GEMMA, "Gemma3ForCausalLM"),
+    "gemma2": (GEMMA_2, "Gemma2ForCausalLM"),
+    "gemma3": (GEMMA_3, "Gemma3ForCausalLM"),
     "granite": (GRANITE, "GraniteForCausalLM"),
     "mistral3": (MINISTRAL, "Ministral3ForCausalLM"),
     "phi3": (PHI, "Phi3ForCausalLM"),
@@ -63,12 +66,13 @@ LAYER_PARTS = {
 }
 """Names in a Transformers model, by those in the file."""
 
+OUTER_NORMS = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 OTHER_PARTS = {
-    GEMMA: {
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    **dict.fromkeys(GEMMAS, OUTER_NORMS),
     PHI: {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 """Those that differ, by type."""
@@ -107,8 +111,8 @@ LLAMA3 = {
 SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 """Fields of layers with a state, which Granite 4 has also without such layers."""
 
-GEMMA_LARGEST = 62
-"""Layers of the largest Gemma 3, whose attention is scaled in another way."""
+GEMMA_LARGEST = {GEMMA_2: 46, GEMMA_3: 62}
+"""Layers of the largest of each, whose attention is scaled in another way."""
 
 Tensors = Mapping[str, TensorPlace]
 
@@ -145,8 +149,12 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         if config["rope_scaling"]:
             raise ConfigError(f"{of.file} has {FACTORS} and rotary scaling, which cannot be read")
         config["rope_scaling"] = _llama3(of, tensors[FACTORS], config)
-    if model_type == GEMMA:
+    if model_type in GEMMAS:
         config |= _gemma(of, config)
+    if model_type == GEMMA_2:
+        config |= _gemma_2(of)
+    if model_type == GEMMA_3:
+        config |= _gemma_3(of)
     if model_type == GRANITE:
         config |= _granite(of, config)
     _check_keys(of, config)
@@ -199,23 +207,34 @@ def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What only Gemma 3 has. Without a window, all layers see all tokens."""
-    of.only("final_logit_softcapping", 0.0)
-    num_layers, window = config["num_hidden_layers"], of.integer("attention.sliding_window", 0, 0)
-    every = of.integer("attention.sliding_window_pattern", 6) if window else 1
+    """What Gemma 2 and 3 have. Without a window, all layers see all tokens."""
+    is_2, num_layers = config["model_type"] == GEMMA_2, config["num_hidden_layers"]
+    window = of.integer("attention.sliding_window", 4096 if is_2 else 0, 0)
+    every = of.integer("attention.sliding_window_pattern", 2 if is_2 else 6) if window else 1
     head_dim = config["head_dim"]
-    if num_layers == GEMMA_LARGEST:
+    if num_layers == GEMMA_LARGEST[config["model_type"]]:
         head_dim = config["hidden_size"] // config["num_attention_heads"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": head_dim,
-        "rope_local_base_freq": of.number("rope.freq_base_swa", 10_000.0, 10.0, 1e15),
         "sliding_window": window or None,
         "layer_types": [
             "sliding_attention" if number % every else "full_attention"
             for number in range(1, num_layers + 1)
         ],
     }
+
+
+def _gemma_2(of: Fields) -> dict[str, Any]:
+    """The limits of scores and logits."""
+    limits = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return {name: of.number(name, default, 1e-3, 1e6) for name, default in limits.items()}
+
+
+def _gemma_3(of: Fields) -> dict[str, Any]:
+    """The rotation of the layers with a window."""
+    of.only("final_logit_softcapping", 0.0)
+    return {"rope_local_base_freq": of.number("rope.freq_base_swa", 10_000.0, 10.0, 1e15)}
 
 
 def _ministral(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +280,7 @@ def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
     if config["model_type"] != PHI:
         of.only("rope.dimension_count", head_dim)
         of.only("rope.scaling.attn_factor", 1.0)
-    if config["model_type"] not in (GEMMA, PHI):
+    if config["model_type"] not in (*GEMMAS, PHI):
         of.only("attention.sliding_window", 0)
     of.only("attention.value_length", head_dim)
     of.only("attention.causal", True)
@@ -357,7 +376,7 @@ def read_places(
             places[parameter] = asdict(tensor)
             if part in num_heads:
                 places[parameter]["num_heads"] = num_heads[part]
-            if model_type == GEMMA and part.endswith("norm"):
+            if model_type in GEMMAS and part.endswith("norm"):
                 places[parameter]["added"] = 1.0
         elif kind == "bias" and part not in parts_with_bias:
             places[parameter] = {"type": ZEROS, "shape": shape}
@@ -403,7 +422,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     queries, keys = (config[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
     head_norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
     outer_norms = {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
-    norms = {"qwen3": head_norms, GEMMA: head_norms | outer_norms}
+    norms = {"qwen3": head_norms, GEMMA_2: outer_norms, GEMMA_3: head_norms | outer_norms}
     projections = {
         "attn_q": (queries, width),
         "attn_k": (keys, width),
