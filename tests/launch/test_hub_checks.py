@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from gguf_files import few_fields, write_gguf
-from hub_models import TINY, files_of, found
+from hub_models import TINY, config_of, files_of, found
 from hub_stand_in import HubStandIn
 from local_models import make_model
 
 from smartspec_launch import hub_check
 from smartspec_launch.models import with_local_models
 from smartspec_py.config import ServerConfig
+from smartspec_py.engines.checkpoints.gguf.folder import write_folder
 from smartspec_py.faults import ConfigError
 
 
@@ -39,6 +40,26 @@ def test_what_does_not_fit_is_not_fetched(
         ):
             found(model="acme/target", weights=weights)
     assert hub.fetched(".safetensors") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "least"),
+    [
+        ("qwen3", {}, 1.0),
+        ("qwen3", {"weights": "stored"}, 2.0),
+        ("qwen3", {"runtime": "torch"}, 4.0),
+        ("qwen3", {"runtime": "torch", "dtype": "bfloat16"}, 2.0),
+        ("gemma2, window 11", {}, 4.0),
+    ],
+)
+def test_memory_of_a_weight(
+    tmp_path: Path, kind: str, engine: dict[str, str], least: float
+) -> None:
+    """PyTorch rounds no weights, and computes what OpenVINO cannot."""
+    write_gguf(tmp_path / "m.gguf", make_model(kind), few_fields(104))
+    write_folder(tmp_path / "m.gguf", tmp_path / "made")
+    config = config_of(model="m", device="cpu", **engine)
+    assert hub_check.check_settings(config, {"model": tmp_path / "made"})[0] == least
 
 
 CHECKING = """

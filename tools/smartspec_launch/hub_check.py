@@ -24,8 +24,11 @@ from smartspec_py.faults import ConfigError
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of a number in the files, by the dtype of config.json."""
 
+MODEL_KEYS = ("model", "draft")
+
 LEAST_BYTES = {"stored": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
-"""Of a weight in memory, at least, by `engine.weights`."""
+"""Of a weight in memory, at least, by `engine.weights`. PyTorch keeps those of `auto` and `stored`
+in `engine.dtype`."""
 
 Repositories = Mapping[str, Repository]
 Weights = Mapping[str, list[str]]
@@ -116,23 +119,26 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     from smartspec_py.engines.checkpoints.config import load_config
     from smartspec_py.engines.checkpoints.pair import check_pair_settings
     from smartspec_py.engines.drafts.eagle.head import is_eagle, read_config
-    from smartspec_py.engines.local.devices import place
+    from smartspec_py.engines.local import devices
+    from smartspec_py.engines.local.load import runtime_of
     from smartspec_py.engines.runtimes.machine import free_bytes
+    from smartspec_py.engines.runtimes.runner import PYTORCH
 
     engine, limits = config.engine, config.limits
     assert isinstance(engine, LocalEngineConfig)
-    device = place(engine.device)
+    device = devices.place(engine.device)
     check_pair_settings(folders["model"], folders.get("draft"), limits.max_context_len)
     if "heads" in folders and is_eagle(folders["heads"]):
         read_config(folders["heads"], load_config(folders["model"], limits.context_len))
     for key, folder in folders.items():
         if key.startswith("lora."):
             read_adapter_settings(folder)
-    weights = engine.weights
-    if weights == "auto":
-        is_rounded = device.type == "cpu" and engine.runtime != "torch"
-        weights = "int8" if is_rounded else "stored"
-    return LEAST_BYTES[weights], free_bytes(device)
+    weights, models = engine.weights, [folders[key] for key in MODEL_KEYS if key in folders]
+    runtimes = {runtime_of(each, device, engine, limits.context_len) for each in models}
+    if runtimes == {PYTORCH} and weights in ("auto", "stored"):
+        dtype = devices.dtype_of(engine.dtype, device, folders["model"])
+        return dtype.itemsize, free_bytes(device)
+    return LEAST_BYTES["int8" if weights == "auto" else weights], free_bytes(device)
 
 
 def _num_weights(folder: Path, num_bytes: int) -> int:
