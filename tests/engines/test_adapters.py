@@ -91,6 +91,39 @@ def test_other_tensors_are_refused_by_name(
         load_adapter("sql", folder, SHAPES)
 
 
+WHOLE = ("language_model.model.", "model.language_model.")
+"""Beginnings of names in models that read images, of Transformers 4 and 5."""
+
+
+@pytest.mark.parametrize("prefix", WHOLE)
+def test_an_adapter_of_a_model_that_reads_images(tmp_path: Path, prefix: str) -> None:
+    """Its language model, which is served alone, has shorter names."""
+    given = random_adapter("sql", {f"{prefix}{layer}": SHAPES[layer] for layer in SHAPES}, rank=4)
+    layers = {f"model.{layer}": shape for layer, shape in SHAPES.items()}
+    found = load_adapter("sql", write_adapter(tmp_path, given), layers)
+    assert set(found.pairs) == set(layers)
+    for layer, pair in found.pairs.items():
+        expected = given.pairs[layer.replace("model.", prefix, 1)]
+        assert all(map(torch.equal, pair, expected))
+
+
+@pytest.mark.parametrize("part", ["vision_tower.layers.0.q", "multi_modal_projector.fc"])
+@pytest.mark.parametrize("first", ["", "model."])
+def test_an_adapter_that_changes_how_images_are_read(tmp_path: Path, part: str, first: str) -> None:
+    name = f"base_model.model.{first}{part}.lora_B.weight"
+    folder = write_adapter(tmp_path, random_adapter("sql", SHAPES, 4), {name: torch.zeros(6, 4)})
+    with pytest.raises(ModelError, match=f"has the tensor {name}, which changes how images are"):
+        load_adapter("sql", folder, SHAPES)
+
+
+def test_an_adapter_with_both_names_of_a_layer(tmp_path: Path) -> None:
+    shapes = {"model.q": (6, 4)}
+    twice = {"base_model.model.model.language_model.q.lora_A.weight": torch.ones(4, 4)}
+    folder = write_adapter(tmp_path, random_adapter("sql", shapes, rank=4), twice)
+    with pytest.raises(ModelError, match=r"has the matrix A of model\.q twice: save"):
+        load_adapter("sql", folder, shapes)
+
+
 def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     adapter = random_adapter("sql", SHAPES, rank=4)
     a, b = adapter.pairs["layers.0.q"]

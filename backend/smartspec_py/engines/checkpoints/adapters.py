@@ -25,8 +25,14 @@ from smartspec_py.engines.checkpoints.adapter_config import (
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import model_without_weights
 from smartspec_py.engines.checkpoints.head_files import load_tensors
-from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
+from smartspec_py.engines.checkpoints.tensors import (
+    LANGUAGE_MODEL,
+    OF_IMAGES,
+    check_finite,
+    check_type,
+)
 
+PREFIX = "base_model.model."
 MATRIX = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -100,12 +106,22 @@ def linear_layers(hf_config: Any) -> dict[str, tuple[int, int]]:
 
 
 def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]]) -> Adapter:
-    """Load an adapter. layers: of the target, see `linear_layers`. Raises ModelError."""
+    """Load an adapter. layers: of the target, see `linear_layers`. Raises ModelError.
+
+    In an adapter of a model that reads images, layers may have the names of that whole model.
+    """
     config = read_adapter_config(folder)
     matrices: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in load_tensors(folder, [WEIGHTS_FILE], "weights").items():
+        if OF_IMAGES.match(key.removeprefix(PREFIX)):
+            raise ModelError(
+                f"{folder} has the tensor {key}, which changes how images are read, but only the "
+                "language model of the target is served: train an adapter of the language model "
+                "alone, see PEFT's target_modules"
+            )
         found = MATRIX.fullmatch(key)
-        if found is None or found[1] not in layers:
+        layer = LANGUAGE_MODEL.sub(r"\1", found[1]) if found else ""
+        if found is None or layer not in layers:
             raise ModelError(
                 f"{folder} has the tensor {key}, which is no matrix A or B of a linear layer of "
                 "the target other than its output layer: use an adapter of such layers, trained "
@@ -113,7 +129,7 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
             )
         check_type(key, tensor.dtype, folder)
         check_finite(key, tensor, torch.float32, folder)
-        num_out, num_in = layers[found[1]]
+        num_out, num_in = layers[layer]
         wanted = (config.rank, num_in) if found[2] == "A" else (num_out, config.rank)
         if tensor.shape != wanted:
             raise ModelError(
@@ -121,7 +137,10 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
                 f"of {config.rank} this target needs {wanted}: use an adapter that was trained for "
                 "this target"
             )
-        matrices.setdefault(found[1], {})[found[2]] = tensor.float()
+        of_layer = matrices.setdefault(layer, {})
+        if found[2] in of_layer:
+            raise ModelError(f"{folder} has the matrix {found[2]} of {layer} twice: save it again")
+        of_layer[found[2]] = tensor.float()
     for layer, found_of in matrices.items():
         if len(found_of) < 2:
             raise ModelError(
