@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,65 @@ def test_the_language_model_of_one_that_reads_images(
     save_file(weights | {"model.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"have both .*norm\.weight"):
         load(own)
+
+
+GRANITE_4 = {
+    "layer_types": ["full_attention"] * 2,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "position_embedding_type": "rope",
+    "intermediate_size": 40,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 8,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
+
+
+@pytest.mark.parametrize("load", [load_runner, load_openvino_runner])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_granite_4_is_served_as_granite(
+    tmp_path: Path, is_tied: bool, load: Callable[[RunnerConfig], Runner]
+) -> None:
+    """Published files name its layers `attention`."""
+    settings = SIZES | GRANITE_4 | {"tie_word_embeddings": is_tied}
+    config = CONFIG_MAPPING["granitemoehybrid"](**settings)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.inference_mode():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+        expected = model(torch.tensor([TOKENS])).logits[0]
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    document = json.loads(path.read_text()) | {"layer_types": ["attention"] * 2}
+    path.write_text(json.dumps(document))
+    check_model("the target", tmp_path)
+    own = RunnerConfig(tmp_path, torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
+    found = load(own).forward([RowInput(0, 0, TOKENS, len(TOKENS), len(TOKENS))]).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"num_local_experts": 8}, "experts"),
+        ({"num_local_experts": None}, "experts"),
+        ({"layer_types": ["mamba", "attention"]}, "state layers"),
+        ({"layer_types": None}, "state layers"),
+        ({"position_embedding_type": "nope"}, "no rotary positions"),
+        ({"position_embedding_type": None}, "no rotary positions"),
+    ],
+)
+def test_other_models_of_granite_4_are_refused(
+    tmp_path: Path, changed: dict[str, Any], problem: str
+) -> None:
+    document = {"model_type": "granitemoehybrid"} | GRANITE_4 | changed
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match=f"the target is a Granite 4 with {problem}, which"):
+        check_model("the target", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

@@ -71,6 +71,10 @@ WITH_IMAGES = {
 """The same of models that read images, too. Their language model, which config.json describes as
 text_config, is served alone."""
 
+GRANITE_4 = "granitemoehybrid"
+"""Granite 4. Models without experts and state layers compute what `granite` does, and are served as
+that: see `config.text_config` and `tensors`."""
+
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles depend only on the position. With others, such as dynamic,
 Transformers chooses the angles of a whole pass by its longest request, so a text would depend on
@@ -245,12 +249,15 @@ def check_model(name: str, folder: Path) -> None:
             "that it was trained for as the target"
         )
     kind, known = document.get("model_type"), MODELS | WITH_IMAGES
+    known[GRANITE_4] = "GraniteMoeHybridForCausalLM"
     if not isinstance(kind, str) or kind not in known or (classes and known[kind] not in classes):
         raise ModelError(
             f"{name} has the model_type {cut(kind)} and the class "
             f"{cut(', '.join(classes)) or 'not given'}, which the local engine does not serve: use "
             f"a causal language model of one of these types: {', '.join(known)}"
         )
+    if kind == GRANITE_4:
+        _check_granite_4(name, document)
     settings = document
     if kind in WITH_IMAGES:
         settings = _dict(document.get("text_config"))
@@ -267,6 +274,23 @@ def check_model(name: str, folder: Path) -> None:
                     f"config.json), which is not supported: use a model with one of these types: "
                     f"{', '.join(SERVED_ROTATIONS)}"
                 )
+
+
+def _check_granite_4(name: str, document: Mapping[str, Any]) -> None:
+    layers = document.get("layer_types")
+    has_attention = isinstance(layers, list) and all(
+        layer in ("attention", "full_attention") for layer in layers
+    )
+    for problem, is_there in (
+        ("experts", document.get("num_local_experts") != 0),
+        ("state layers", not has_attention),
+        ("no rotary positions", document.get("position_embedding_type") != "rope"),
+    ):
+        if is_there:
+            raise ModelError(
+                f"{name} is a Granite 4 with {problem}, which the local engine does not serve: use "
+                "one with attention layers alone and without experts, such as Granite 4.0 Micro"
+            )
 
 
 def wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
@@ -392,9 +416,14 @@ def dtype_of(document: Mapping[str, Any]) -> str:
     return "float32"
 
 
-def reads_images(name: str, folder: Path) -> bool:
-    """Whether config.json describes one of WITH_IMAGES. Raises ModelError."""
-    return (read_json(name, folder, "config.json") or {}).get("model_type") in WITH_IMAGES
+def model_type(name: str, folder: Path) -> Any:
+    """That of config.json; None if there is none. Raises ModelError."""
+    return (read_json(name, folder, "config.json") or {}).get("model_type")
+
+
+def has_other_names(name: str, folder: Path) -> bool:
+    """Whether the files have other tensors than the model that is served. Raises ModelError."""
+    return model_type(name, folder) in (*WITH_IMAGES, GRANITE_4)
 
 
 def quantization(name: str, folder: Path) -> Any:

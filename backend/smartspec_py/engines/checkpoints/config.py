@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from smartspec_py.engines.checkpoints.checks import ModelError, read_json
+from smartspec_py.engines.checkpoints.checks import GRANITE_4, ModelError, read_json
 from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
 
 
@@ -17,11 +17,21 @@ def text_config(folder: Path) -> Any:
     """The Transformers config of the language model in this directory, with the defaults of its
     class. It may raise any exception of Transformers."""
     whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if whole.model_type == GRANITE_4:
+        return _as_granite(whole)
     config = whole.get_text_config()
     document = read_json(str(folder), folder, "config.json") or {}
     if config is not whole and "tie_word_embeddings" in document:  # Transformers ties by it
         config.tie_word_embeddings = whole.tie_word_embeddings
     return config
+
+
+def _as_granite(config: Any) -> Any:
+    """config: of a Granite 4 without experts and state layers."""
+    fields = config.to_dict() | {"intermediate_size": config.shared_intermediate_size}
+    for name in ("architectures", "layer_types", "model_type"):
+        fields.pop(name, None)
+    return AutoConfig.for_model("granite", **fields)
 
 
 def load_config(folder: Path, max_len: int) -> Any:

@@ -16,11 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from smartspec_py.engines.checkpoints.checks import (
+    GRANITE_4,
+    WITH_IMAGES,
     ModelError,
     first_line,
+    model_type,
     quantization,
     read_json,
-    reads_images,
     weight_files,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
@@ -52,10 +54,12 @@ def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
     paths = [folder / file for file in weight_files(str(folder), folder)]
     is_bin = any(path.suffix == ".bin" for path in paths)
     files: Mapping[str, torch.Tensor] = _bin_files(folder, paths) if is_bin else _Safetensors(paths)
-    if reads_images(str(folder), folder):
+    kind = model_type(str(folder), folder)
+    if kind in WITH_IMAGES:
         files = _LanguageModel(files)
-    settings = quantization(str(folder), folder)
-    return QuantizedTensors(files, settings) if settings else files
+    if settings := quantization(str(folder), folder):
+        files = QuantizedTensors(files, settings)
+    return _Granite4(files) if kind == GRANITE_4 else files
 
 
 def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
@@ -143,6 +147,34 @@ class _LanguageModel(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class _Granite4(Mapping[str, torch.Tensor]):
+    """Of a Granite 4, the tensors of its MLPs by their names in a Granite: the rows of gate and up
+    are those of one matrix."""
+
+    def __init__(self, files: Mapping[str, torch.Tensor]) -> None:
+        self._files = files
+        self._places: dict[str, tuple[str, int | None]] = {}
+        for name in files:
+            if ".shared_mlp.input_linear." in name:
+                for half, part in enumerate(("gate_proj", "up_proj")):
+                    served = name.replace("shared_mlp.input_linear", f"mlp.{part}")
+                    self._places[served] = name, half
+            else:
+                served = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+                self._places[served] = name, None
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        in_file, half = self._places[name]
+        tensor = self._files[in_file]
+        return tensor if half is None else tensor.chunk(2)[half]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def num_bytes(folder: Path) -> int:

@@ -15,8 +15,8 @@ from transformers.utils.logging import disable_progress_bar
 from smartspec_py.engines.checkpoints.checks import (
     ModelError,
     first_line,
+    has_other_names,
     quantization,
-    reads_images,
 )
 from smartspec_py.engines.checkpoints.config import key_shape, load_config
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
@@ -227,7 +227,7 @@ def load_model(config: RunnerConfig) -> Any:
 
     name = str(config.path)
     is_gguf = (config.path / INDEX).is_file()
-    if is_gguf or quantization(name, config.path) or reads_images(name, config.path):
+    if is_gguf or quantization(name, config.path) or has_other_names(name, config.path):
         source, tensors = None, _all_tensors(config.path)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
