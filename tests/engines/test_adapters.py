@@ -109,11 +109,12 @@ def test_an_adapter_of_a_model_that_reads_images(tmp_path: Path, prefix: str) ->
 
 @pytest.mark.parametrize("part", ["vision_tower.layers.0.q", "multi_modal_projector.fc"])
 @pytest.mark.parametrize("first", ["", "model."])
-def test_an_adapter_that_changes_how_images_are_read(tmp_path: Path, part: str, first: str) -> None:
+def test_how_an_adapter_reads_images_is_left_out(tmp_path: Path, part: str, first: str) -> None:
+    """PEFT's short names of modules, such as q_proj, stand for layers of the vision tower too."""
     name = f"base_model.model.{first}{part}.lora_B.weight"
-    folder = write_adapter(tmp_path, random_adapter("sql", SHAPES, 4), {name: torch.zeros(6, 4)})
-    with pytest.raises(ModelError, match=f"has the tensor {name}, which changes how images are"):
-        load_adapter("sql", folder, SHAPES)
+    adapter = random_adapter("sql", SHAPES, 4)
+    folder = write_adapter(tmp_path, adapter, {name: torch.zeros(6, 4)})
+    assert load_adapter("sql", folder, SHAPES).pairs.keys() == adapter.pairs.keys()
 
 
 def test_an_adapter_with_both_names_of_a_layer(tmp_path: Path) -> None:

@@ -108,17 +108,14 @@ def linear_layers(hf_config: Any) -> dict[str, tuple[int, int]]:
 def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]]) -> Adapter:
     """Load an adapter. layers: of the target, see `linear_layers`. Raises ModelError.
 
-    In an adapter of a model that reads images, layers may have the names of that whole model.
+    In an adapter of a model that reads images, layers may have the names of that whole model. What
+    changes how images are read is left out, as the model's own tensors for it are.
     """
     config = read_adapter_config(folder)
     matrices: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in load_tensors(folder, [WEIGHTS_FILE], "weights").items():
         if OF_IMAGES.match(key.removeprefix(PREFIX)):
-            raise ModelError(
-                f"{folder} has the tensor {key}, which changes how images are read, but only the "
-                "language model of the target is served: train an adapter of the language model "
-                "alone, see PEFT's target_modules"
-            )
+            continue
         found = MATRIX.fullmatch(key)
         layer = LANGUAGE_MODEL.sub(r"\1", found[1]) if found else ""
         if found is None or layer not in layers:
@@ -147,6 +144,6 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
                 f"{folder} has only one of the matrices A and B of {layer}: save the adapter again"
             )
     if not matrices:
-        raise ModelError(f"{folder} adapts no layer: save the adapter again")
+        raise ModelError(f"{folder} adapts no layer of the language model: save the adapter again")
     pairs = {layer: (of["A"], of["B"] * config.scale) for layer, of in matrices.items()}
     return Adapter(name, config.rank, pairs)
