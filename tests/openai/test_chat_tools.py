@@ -53,22 +53,23 @@ FIRST = '<tool_call>\n{"name": "weather", "arguments": {"a": 1}}'
 TWO = f"I look.\n{FIRST}\n</tool_call>\n{FIRST}\n</tool_call>"
 
 
-@pytest.mark.parametrize("num", range(1, len(TWO)))
-def test_a_call_that_is_cut_at_any_place(num: int) -> None:
+def test_a_call_that_is_cut_at_any_place() -> None:
     """It is a call as soon as its JSON is complete, and text before that. Whole and streamed."""
     ends = [found.end() for found in re.finditer(re.escape(FIRST), TWO)]
-    num_calls = sum(end <= num for end in ends)
-    rest = TWO[ends[0] + len("\n</tool_call>\n") : num] if num_calls == 1 else ""
-    content = "I look.\n" + rest if num_calls else TWO[:num]
-    asked = tool_client(text_with(*TWO[:num], reason="length"))
-    (whole,) = asked.post(CHAT, json=WITH_TOOLS | {"stream": False}).json()["choices"]
-    assert len(whole["message"].get("tool_calls", [])) == num_calls
-    assert (whole["message"]["content"], whole["finish_reason"]) == (content, "length")
-    found = events(asked.post(CHAT, json=WITH_TOOLS).text)
-    deltas = [one["choices"][0]["delta"] for one in found[:-1]]
-    assert "".join(delta.get("content") or "" for delta in deltas) == content
-    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert sum("id" in call for call in calls) == num_calls
+    with tool_client(model := text_with()) as asked:
+        for num in range(1, len(TWO)):
+            num_calls = sum(end <= num for end in ends)
+            rest = TWO[ends[0] + len("\n</tool_call>\n") : num] if num_calls == 1 else ""
+            content = "I look.\n" + rest if num_calls else TWO[:num]
+            model.pieces = text_with(*TWO[:num], reason="length").pieces
+            (whole,) = asked.post(CHAT, json=WITH_TOOLS | {"stream": False}).json()["choices"]
+            assert len(whole["message"].get("tool_calls", [])) == num_calls
+            assert (whole["message"]["content"], whole["finish_reason"]) == (content, "length")
+            found = events(asked.post(CHAT, json=WITH_TOOLS).text)
+            deltas = [one["choices"][0]["delta"] for one in found[:-1]]
+            assert "".join(delta.get("content") or "" for delta in deltas) == content
+            calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+            assert sum("id" in call for call in calls) == num_calls
 
 
 LOOKING: Any = [{"properties": {"x": {"pattern": "^(?!a)"}}}, {"patternProperties": {"^(?!a)": {}}}]
@@ -187,15 +188,17 @@ def test_required_calls_are_streamed_as_they_arrive() -> None:
     assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize("num", range(1, len("".join(FORCED))))
-def test_a_required_call_that_is_cut_is_never_text(num: int) -> None:
+def test_a_required_call_that_is_cut_is_never_text() -> None:
     body = WITH_TOOLS | {"stream": False, "tool_choice": "required"}
-    cut = text_with("".join(FORCED)[:num], reason="length")
-    (choice,) = tool_client(cut).post(CHAT, json=body).json()["choices"]
-    assert choice["finish_reason"] == "length"
-    assert not choice["message"]["content"]
-    calls = choice["message"].get("tool_calls", [])
-    assert all('{"a": "}"}'.startswith(one["function"]["arguments"]) for one in calls)
+    text = "".join(FORCED)
+    with tool_client(model := text_with()) as asked:
+        for num in range(1, len(text)):
+            model.pieces = text_with(text[:num], reason="length").pieces
+            (choice,) = asked.post(CHAT, json=body).json()["choices"]
+            assert choice["finish_reason"] == "length"
+            assert not choice["message"]["content"]
+            calls = choice["message"].get("tool_calls", [])
+            assert all('{"a": "}"}'.startswith(one["function"]["arguments"]) for one in calls)
 
 
 def test_a_required_call_that_a_stop_word_cuts_is_not_complete() -> None:

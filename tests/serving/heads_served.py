@@ -21,7 +21,7 @@ TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
 MODEL = TINY / "target"
 
 REQUESTS = [
-    GenerateParams(texts.prompt(workload, index), 40, seed=9, **sampling)
+    GenerateParams(texts.prompt(workload, index), 28, seed=9, **sampling)
     for workload in texts.TINY
     for index, sampling in enumerate(
         (

@@ -363,9 +363,8 @@ def test_a_trial_that_is_killed_fails_its_request_alone(engine: Engine) -> None:
             sink = ask(server, ENDLESS)
             wait_until(lambda: num_trials(server) == 1)
             os.kill(children(helper(server))[0], signal.SIGKILL)
-            wait_until(
-                lambda: num_trials(server) == 0
-            )  # it closes its connection before it is gone
+            # It closes its connection before it is gone.
+            wait_until(lambda: num_trials(server) == 0)
             sink.wait(WAIT_S)
             assert sink.error is not None
             assert sink.error[0] is ErrorCode.INVALID_ARGUMENT

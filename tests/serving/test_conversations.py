@@ -142,7 +142,7 @@ def test_memory_stays_within_what_was_said(tmp_path: Path) -> None:
             reuse_prefix=rng.random() < 0.9,
             ignore_eos=True,
         )
-        for i in range(40)
+        for i in range(24)
     ]
     found: list[list[list[int]]] = []
     for limits in ({"max_sequences": 8, "cache_bytes": cache_bytes}, {"max_sequences": 32}):

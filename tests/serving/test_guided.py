@@ -67,7 +67,7 @@ def server() -> Iterator[Server]:
         yield found
 
 
-def answers(server: Server, max_tokens: int = 120, **fields: Any) -> list[LocalSink]:
+def answers(server: Server, max_tokens: int = 80, **fields: Any) -> list[LocalSink]:
     found = generate(
         server, [GenerateParams(**one, max_tokens=max_tokens, **fields) for one in REQUESTS]
     )
@@ -128,7 +128,7 @@ def test_texts_by_rejection_are_valid(server: Server) -> None:
     for proposer in ("draft_model", "grammar"):
         check_valid(
             answers(
-                server, 80, policy="fixed:4", proposer=proposer, verification=Verification.REJECTION
+                server, policy="fixed:4", proposer=proposer, verification=Verification.REJECTION
             )
         )
 
@@ -148,8 +148,8 @@ def test_drafts_of_heads_do_not_leave_the_grammar() -> None:
     heads = {"heads": str(PAIR / "heads"), "runtime": "torch", "dtype": "float32"}
     config = config_of(heads)
     with serving(build_engine(config, PAIR), config) as server:
-        expected = answers(server, 80, policy="none")
-        found = answers(server, 80, policy="fixed:7", proposer="heads")
+        expected = answers(server, policy="none")
+        found = answers(server, policy="fixed:7", proposer="heads")
     check_valid(expected)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in expected]
     assert sum(sink.progress.num_accepted for sink in found)

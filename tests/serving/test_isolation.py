@@ -49,7 +49,7 @@ COST = CostModel(target=PassTable((1,), (1,), ((0.01,),)), draft=PassTable((1,),
 REQUESTS = [
     GenerateParams(
         PROMPT,
-        24,
+        16,
         policy="fixed:3",
         seed=SEED,
         temperature=0.5,
@@ -60,10 +60,10 @@ REQUESTS = [
         return_log_probs=True,
         prompt_log_probs=True,
     ),
-    GenerateParams(PROMPT, 24, temperature=0.8, seed=1),
-    GenerateParams(PROMPT, 24, repetition_penalty=1.2, seed=2, proposer="prompt_lookup"),
+    GenerateParams(PROMPT, 16, temperature=0.8, seed=1),
+    GenerateParams(PROMPT, 16, repetition_penalty=1.2, seed=2, proposer="prompt_lookup"),
     GenerateParams(
-        PROMPT, 24, seed=3, guide_type=GuideType.REGEX, guide="(one|two|three| and ){3,20}"
+        PROMPT, 16, seed=3, guide_type=GuideType.REGEX, guide="(one|two|three| and ){3,20}"
     ),
 ]
 OTHERS = slice(1, None)
@@ -314,7 +314,8 @@ def test_a_request_whose_own_work_delays_the_others_ends(
 ) -> None:
     """Alone, it delays nobody."""
     penalties_take(0.06, monkeypatch)
-    params = [replace(REQUESTS[0], policy="none"), replace(REQUESTS[1], max_tokens=40)]
+    params = [replace(REQUESTS[0], policy="none", max_tokens=24)]
+    params.append(replace(REQUESTS[1], max_tokens=40))
     victim, *others = generate(server, params[:num_requests], 60.0)
     assert [sink.error for sink in others] == [None] * (num_requests - 1)
     if num_requests == 1:

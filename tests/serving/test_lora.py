@@ -33,16 +33,17 @@ def adapters() -> Adapters:
     return random_adapters(linear_layers(load_config(MODEL, 256)), (8, 16, 32, 64))
 
 
-def folders(tmp_path: Path) -> dict[str, str]:
-    found = adapters()._adapters
-    return {one.name: str(write_adapter(tmp_path / one.name, one)) for one in found}
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder, found = tmp_path_factory.mktemp("adapters"), adapters()._adapters
+    return {one.name: str(write_adapter(folder / one.name, one)) for one in found}
 
 
 def requests(names: Sequence[str | None] = (None, *NAMES), **fields: Any) -> list[GenerateParams]:
     """Each prompt with each adapter, so that prompts begin alike."""
     return [
         GenerateParams(
-            texts.prompt(workload, 3), 24, seed=9, temperature=temperature, adapter=name, **fields
+            texts.prompt(workload, 3), 16, seed=9, temperature=temperature, adapter=name, **fields
         )
         for workload in texts.TINY[:2]
         for temperature in (0.0, 0.8)
@@ -55,9 +56,9 @@ def tokens_of(sinks: Sequence[LocalSink]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_texts_depend_on_their_own_adapter_only(tmp_path: Path, runtime: str) -> None:
+def test_texts_depend_on_their_own_adapter_only(folders: dict[str, str], runtime: str) -> None:
     """Alone and without drafts, and all together with drafts, some of them accepted."""
-    config = config_of(lora=folders(tmp_path), draft=str(TINY / "draft"), runtime=runtime)
+    config = config_of(lora=folders, draft=str(TINY / "draft"), runtime=runtime)
     asked = requests()[:10]
     with serving(config) as server:
         force_drafting(server, config)
@@ -73,10 +74,10 @@ def test_texts_depend_on_their_own_adapter_only(tmp_path: Path, runtime: str) ->
     assert len(texts_of_first) == 5, "each adapter changes the text"
 
 
-def test_a_prefix_is_reused_for_the_same_adapter_only(tmp_path: Path) -> None:
+def test_a_prefix_is_reused_for_the_same_adapter_only(folders: dict[str, str]) -> None:
     """One after the other. All of a repeated prompt but its last token is reused, also after others
     with other adapters."""
-    config = config_of(lora=folders(tmp_path))
+    config = config_of(lora=folders)
     asked = requests()
     with serving(config) as server:
         found = [generate(server, [asked[i]])[0] for i in (0, 0, 1, 1, 2, 0, 1)]
@@ -95,23 +96,22 @@ def asked_for(asked: Sequence[GenerateParams], policy: str) -> list[GeneratePara
     return [replace(one, policy=policy) for one in asked]
 
 
-def test_the_check_compares_with_the_merged_model(tmp_path: Path) -> None:
+def test_the_check_compares_with_the_merged_model(tmp_path: Path, folders: dict[str, str]) -> None:
     """Here the adapter b is also compared with a merged model of twice its scale."""
-    given = folders(tmp_path)
     twice = write_adapter(tmp_path / "twice", adapters()._adapters[1], lora_alpha=32)
-    config = config_of(lora=given)
+    config = config_of(lora=folders)
     with serving(config, engine := build_engine(config, Path.cwd())) as server:
         cases = reference(server, requests(["b"], return_log_probs=True))
-    for folder, least, most in ((given["b"], 0.0, 1e-3), (str(twice), 0.1, 100.0)):
+    for folder, least, most in ((folders["b"], 0.0, 1e-3), (str(twice), 0.1, 100.0)):
         asked = LocalEngineConfig(model=str(MODEL), lora={"b": folder})
         [difference] = merged_differences(asked, engine, cases).values()
         assert least < difference < most
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_rounded_weights(tmp_path: Path, weights: str) -> None:
+def test_rounded_weights(folders: dict[str, str], weights: str) -> None:
     """Texts do not depend on the batch, and adapters change them."""
-    config = config_of(lora=folders(tmp_path), weights=weights)
+    config = config_of(lora=folders, weights=weights)
     asked = requests((None, "a", "d"), return_log_probs=True)
     with serving(config) as server:
         alone = [generate(server, [one])[0] for one in asked]
@@ -120,9 +120,9 @@ def test_rounded_weights(tmp_path: Path, weights: str) -> None:
     assert len({tuple(tokens) for tokens in tokens_of(alone[:3])}) == 3
 
 
-def test_heads_draft_for_adapters(tmp_path: Path) -> None:
+def test_heads_draft_for_adapters(folders: dict[str, str]) -> None:
     """And their acceptance is learned for each adapter."""
-    config = config_of(lora=folders(tmp_path), heads=str(TINY / "heads"))
+    config = config_of(lora=folders, heads=str(TINY / "heads"))
     asked = requests((None, "a", "d"))
     with serving(config) as server:
         plain = generate(server, asked_for(asked, "none"))
@@ -133,11 +133,11 @@ def test_heads_draft_for_adapters(tmp_path: Path) -> None:
     assert {"greedy", "adapter a, greedy"} <= set(learned)
 
 
-def test_the_profile_belongs_to_the_adapters(tmp_path: Path) -> None:
+def test_the_profile_belongs_to_the_adapters(tmp_path: Path, folders: dict[str, str]) -> None:
     """It has the costs of passes with them, and their acceptance."""
     paths = []
-    of_a = folders(tmp_path)["a"]
-    for lora in ({"a": of_a}, {"other": of_a}, {"a": folders(tmp_path)["b"]}):
+    of_a = folders["a"]
+    for lora in ({"a": of_a}, {"other": of_a}, {"a": folders["b"]}):
         config = config_of(lora=lora, profile_cache=str(tmp_path / "profiles"))
         engine = build_engine(config, Path.cwd())
         engine.target.close()
@@ -145,10 +145,10 @@ def test_the_profile_belongs_to_the_adapters(tmp_path: Path) -> None:
     assert len(set(paths)) == 3
 
 
-def test_a_wrong_adapter_is_named(tmp_path: Path) -> None:
+def test_a_wrong_adapter_is_named(tmp_path: Path, folders: dict[str, str]) -> None:
     shapes = {"model.layers.0.self_attn.q_proj": (4, 4)}
     wrong = write_adapter(tmp_path / "wrong", random_adapter("x", shapes, 2))
-    config = config_of(lora={"ok": folders(tmp_path)["a"], "sql": str(wrong)})
+    config = config_of(lora={"ok": folders["a"], "sql": str(wrong)})
     with pytest.raises(ConfigError, match=r"engine\.json: engine\.lora\.sql: .*wrong has the tens"):
         build_engine(config, Path.cwd())
     many = [random_adapter(f"{i}", linear_layers(load_config(MODEL, 256)), 200) for i in range(3)]
