@@ -18,7 +18,7 @@ from smartspec_gateway import grpc_front
 from smartspec_launch.address import Address
 from smartspec_py.api.contract import GATEWAY
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 Code = grpc.StatusCode
 
 

@@ -43,7 +43,7 @@ class Backend:
         traceback: TracebackType | None,
     ) -> None:
         self.launcher.close()
-        assert self.is_orphaned.wait(10.0), "the backend did not notice"
+        assert self.is_orphaned.wait(60.0), "the backend did not notice"
 
     def _next(self) -> Beat | None:
         beat = self._beats.pop(0) if len(self._beats) > 1 else self._beats[0]

@@ -19,7 +19,7 @@ from smartspec_py.config import LimitsConfig
 from smartspec_py.engines.phases import Phase
 from smartspec_py.serving.link import LINK_VARIABLE, Beat, News, Notice, inherited_link, report_of
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 BEAT = Beat(os.getpid(), num_open=2)
 
 

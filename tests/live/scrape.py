@@ -10,7 +10,7 @@ from collections.abc import Callable
 from smartspec_launch.triton_server import TritonServer
 
 MODEL = 'model="smartspec",version="1"'
-SETTLE_S = 5.0
+SETTLE_S = 60.0
 
 _TYPE = re.compile(r"# TYPE (\w+) (counter|gauge|histogram)")
 _HELP = re.compile(r"# HELP (\w+) \S.*")
@@ -46,7 +46,7 @@ class Scrape:
 
 
 def read(server: TritonServer) -> str:
-    with urllib.request.urlopen(server.address.metrics_url, timeout=10) as response:
+    with urllib.request.urlopen(server.address.metrics_url, timeout=60) as response:
         text: str = response.read().decode()
     return text
 

@@ -68,12 +68,12 @@ class Tab:
 
     async def wait(self, condition: Any) -> dict[str, Any]:
         """The state, when the condition holds."""
-        for _ in range(200):
+        for _ in range(600):
             state = await self.state()
             if state is not None and condition(state):
                 return state
             await asyncio.sleep(0.1)
-        raise AssertionError(f"not in 20 s: {state}")
+        raise AssertionError(f"not in 60 s: {state}")
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +94,7 @@ async def tab(folder: Path) -> AsyncIterator[Tab]:
 
 
 async def _address(session: aiohttp.ClientSession, port: int) -> str:
-    for _ in range(100):
+    for _ in range(600):
         with contextlib.suppress(aiohttp.ClientError):
             async with session.get(f"http://127.0.0.1:{port}/json") as response:
                 pages = [one for one in await response.json() if one["type"] == "page"]

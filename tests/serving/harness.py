@@ -261,7 +261,7 @@ def fake_serving(
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < end, "it does not happen"
         time.sleep(0.002)

@@ -17,7 +17,7 @@ from smartspec_sim.traces import parse_steps
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import LocalSink, generate
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def ask(num_steps: int = 1024) -> GenerateParams:

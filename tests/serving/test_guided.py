@@ -311,7 +311,7 @@ def test_hostile_grammars_harm_nobody(server: Server) -> None:
     ]
     start = time.monotonic()
     *found, same = generate(server, [*hostile, other])
-    assert time.monotonic() - start < 10.0
+    assert time.monotonic() - start < 60.0
     assert same.tokens == expected.tokens
     for sink in found:
         assert sink.finish_reason or "guided_decoding_guide: " in str(sink.error), sink.error

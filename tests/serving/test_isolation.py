@@ -267,7 +267,7 @@ def test_a_fault_in_the_pass_ends_all_at_once(monkeypatch: pytest.MonkeyPatch) -
         server.submit(GenerateParams("a", 4), sink)
     server.start()
     for sink in found:
-        sink.wait(20.0)
+        sink.wait(60.0)
     server.stop()
     assert server.failure is not None
     assert [sink.num_finals for sink in found] == [1] * 3

@@ -19,7 +19,7 @@ from smartspec_py.serving.responder import CANCEL_CHECK_S, REFUSAL_DELAY_S, Clai
 from smartspec_py.serving.text import TextStream
 from smartspec_testing.local import LocalSink
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 HELLO = TOKENIZER.encode("hello world").ids
 """Five tokens: hel, lo, Ġw, or, ld."""
 

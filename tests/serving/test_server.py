@@ -36,7 +36,7 @@ from smartspec_py.serving.server import Server
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import LocalSink, generate
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 POLICIES = ["none", "fixed:1", "fixed:4", "goodput"]
 
 
