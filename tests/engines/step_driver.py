@@ -14,7 +14,7 @@ from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.proposer import DraftTask
 
-NUM_TOKENS = 24
+NUM_TOKENS = 18
 GREEDY = SamplingParams()
 
 

@@ -68,7 +68,7 @@ def test_drafts_do_not_depend_on_the_steps_before(
         cached.append(driver.num_cached[sequence])
         while len(driver.unread) == 3 or (sequence == 5 and driver.unread):
             driver.step()
-            for number in [n for n in driver.unread if len(driver.tokens[n]) > 34]:
+            for number in [n for n in driver.unread if len(driver.tokens[n]) > 30]:
                 firsts[number] = driver.first[number]
                 driver.end(number)
     assert cached == [11, 11, 0, 11, 11, 10], "one less than the tokens in common"
