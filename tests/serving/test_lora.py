@@ -112,7 +112,7 @@ def test_the_check_compares_with_the_merged_model(tmp_path: Path, folders: dict[
 def test_rounded_weights(folders: dict[str, str], weights: str) -> None:
     """Texts do not depend on the batch, and adapters change them."""
     config = config_of(lora=folders, weights=weights)
-    asked = requests((None, "a", "d"), return_log_probs=True)
+    asked = requests((None, "a", "d"), return_log_probs=True)[:6]
     with serving(config) as server:
         alone = [generate(server, [one])[0] for one in asked]
         together = generate(server, asked)
