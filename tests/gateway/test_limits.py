@@ -58,8 +58,8 @@ def test_routes(method: str, path: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("context_len", "expected"),
     [
-        (0, 8 * MIB),
-        (4096, 8 * MIB),
+        (0, 4 * MIB),
+        (4096, 4 * MIB),
         (131_072, 131_072 * 6 * MAX_BYTES_PER_TOKEN),
         (1_000_000, 64 * MIB),
     ],

@@ -194,6 +194,7 @@ IGNORED = {
     "prompt_cache_key": "x",
     "store": True,
     "user": "x",
+    "request_id": "x",
     "skip_special_tokens": True,
     "best_of": 1,
     "suffix": "",
@@ -211,7 +212,7 @@ IGNORED = {
 }
 IN_MESSAGES = {"mcp_servers": [], "tools": [], "stop_sequences": [], "metadata": {}}
 OF_CHATS = {"verbosity": "low", "modalities": ["text"], "echo": False, "tools": []}
-OF_CHATS["add_special_tokens"] = False
+OF_CHATS |= {"add_special_tokens": False, "include_reasoning": True}
 
 
 def test_null_and_fields_without_effect_change_nothing() -> None:

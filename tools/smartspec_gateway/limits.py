@@ -19,8 +19,8 @@ MAX_HEADER_BYTES = 32 * 1024
 MAX_CHUNKS = 4096
 """For one request with chunked encoding. Each chunk takes the parser about 10 microseconds."""
 
-MIN_BODY_BYTES = 8 << 20
-"""Histories of agents have pictures, which the model does not read."""
+MIN_BODY_BYTES = 4 << 20
+"""Room for images in results of tools, which become `[image]`."""
 
 BYTES_PER_TOKEN = 6 * 64
 """The longest accepted text has 64 bytes per token (serving/intake.py). JSON may encode one byte in
@@ -123,8 +123,8 @@ class Limits:
         if num_bytes > self.max_body_bytes:
             raise Refused(
                 413,
-                f"body: got {num_bytes} bytes or more, must be at most {self.max_body_bytes}; the "
-                "limit grows with limits.max_context_len, and images are not supported",
+                f"body: got {num_bytes} bytes or more, must be at most {self.max_body_bytes}. The "
+                "limit grows with limits.max_context_len. Images are not supported",
             )
 
     def check_elements(self, num_commas: int) -> None:

@@ -314,6 +314,7 @@ class IgnoredInChats(Body):
     add_special_tokens: Literal[False] | None = Field(
         None, description="the chat template writes them"
     )
+    include_reasoning: Literal[True] | None = Field(None, description="see `reasoning_content`")
     echo: Annotated[bool | None, only("false: only /v1/completions returns the prompt", False)] = (
         Field(None, description="only false: see `/v1/completions`")
     )

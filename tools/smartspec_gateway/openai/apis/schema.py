@@ -217,6 +217,7 @@ class Ignored(Body):
     """Fields that clients send and that have no effect here."""
 
     user: str | None = Field(None, description="name of the end user")
+    request_id: str | None = Field(None, description="answers have ids of the server")
     safety_identifier: str | None = Field(None, description="name of the end user")
     metadata: dict[str, Any] | None = Field(None, description="labels of stored answers")
     store: bool | None = Field(None, description="answers are not stored")
@@ -398,6 +399,9 @@ class CompletionRequest(Generation):
         False,
         description="put the prompt before the text; with logprobs also its log-probabilities, "
         "which need its whole computation. max_tokens may then be 0",
+    )
+    add_special_tokens: Literal[True] | None = Field(
+        None, description="a text gets those that the tokenizer adds"
     )
     logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = Field(
         None,
