@@ -75,6 +75,8 @@ def openai_of(config: ServerConfig) -> OpenAi | None:
     if not port or folder is None:
         return None
     template = os.environ.get("SMARTSPEC_CHAT_TEMPLATE")
+    if template:
+        check_template(Path(template))
     return OpenAi(
         port,
         folder,
@@ -85,9 +87,20 @@ def openai_of(config: ServerConfig) -> OpenAi | None:
     )
 
 
+def check_template(path: Path) -> None:
+    """Raises LaunchError."""
+    from smartspec_gateway.openai.formats.prompts import PromptError, read_template
+
+    try:
+        read_template(path)
+    except PromptError as error:
+        raise LaunchError(f"SMARTSPEC_CHAT_TEMPLATE: {error}") from error
+
+
 def listed(variable: str) -> list[str]:
     """Its values, which commas separate."""
-    return [value for value in os.environ.get(variable, "").split(",") if value]
+    values = os.environ.get(variable, "").split(",")
+    return [value.strip() for value in values if value.strip()]
 
 
 def check_exposure(address: Address) -> None:

@@ -110,9 +110,15 @@ def test_settings_of_the_openai_endpoint(tmp_path: Path, monkeypatch: pytest.Mon
     before = entrypoint.openai_of(config)
     assert before is not None
     assert (before.chat_template, before.cors) == (None, [])
-    monkeypatch.setenv("SMARTSPEC_CHAT_TEMPLATE", "/models/chat.jinja")
-    monkeypatch.setenv("SMARTSPEC_CORS", "https://a.org,http://b:3000")
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    monkeypatch.setenv("SMARTSPEC_CHAT_TEMPLATE", str(template))
+    monkeypatch.setenv("SMARTSPEC_CORS", "https://a.org, http://b:3000")
     given = entrypoint.openai_of(config)
     assert given is not None
-    assert given.chat_template == Path("/models/chat.jinja")
+    assert given.chat_template == template
     assert given.cors == ["https://a.org", "http://b:3000"]
+    for text in ("{{", None):
+        template.write_text(text) if text else template.unlink()
+        with pytest.raises(LaunchError, match=r"^SMARTSPEC_CHAT_TEMPLATE: .*chat\.jinja"):
+            entrypoint.openai_of(config)
