@@ -59,7 +59,7 @@ def test_the_files_of_peft(tmp_path: Path, fields: dict[str, Any], scale: float)
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' .* one of True, False, gauss"),
         ({"a_new_kind": 1}, "a_new_kind 1 .* left out"),
         ({"r": 0}, "the r 0 .* a whole number in 1..512"),
-        ({"r": 5}, r"lora_A.weight of the shape \(4, 4\), but with an r of 5 .* needs \(5, 4\)"),
+        ({"r": 5}, r"lora_A.weight, .* the shape \(4, 4\), but with an r of 5 .* needs \(5, 4\)"),
         ({"lora_alpha": "8"}, "lora_alpha '8' .* a finite number"),
     ],
 )
@@ -79,7 +79,10 @@ def test_other_configurations_are_refused_by_name(
         ({"base_model.model.layers.1.q.lora_A.weight": (4, 4)}, "layers.1.q.lora_A.weight, which"),
         ({"base_model.model.layers.0.q.lora_magnitude_vector": (6,)}, "magnitude_vector, which is"),
         ({"base_model.model.embed.lora_embedding_A": (4, 9)}, "lora_embedding_A, which is no matr"),
-        ({Q.format("B"): (5, 4)}, r"lora_B.weight of the shape \(5, 4\), .* needs \(6, 4\): use"),
+        (
+            {Q.format("B"): (5, 4)},
+            r"lora_B.weight, .* the shape \(5, 4\), .* needs \(6, 4\): use",
+        ),
     ],
 )
 def test_other_tensors_are_refused_by_name(
@@ -115,6 +118,29 @@ def test_how_an_adapter_reads_images_is_left_out(tmp_path: Path, part: str, firs
     adapter = random_adapter("sql", SHAPES, 4)
     folder = write_adapter(tmp_path, adapter, {name: torch.zeros(6, 4)})
     assert load_adapter("sql", folder, SHAPES).pairs.keys() == adapter.pairs.keys()
+    inner = name.replace(first or part, f"layers.{first or part}", 1)
+    folder = write_adapter(tmp_path, adapter, {inner: torch.zeros(6, 4)})
+    with pytest.raises(ModelError, match="which is no matrix A or B"):
+        load_adapter("sql", folder, SHAPES)
+
+
+def test_an_adapter_of_the_mlp_of_granite_4(tmp_path: Path) -> None:
+    """Its files have gate and up in one layer."""
+    mlp = "model.layers.0"
+    given = random_adapter(
+        "sql",
+        {f"{mlp}.shared_mlp.input_linear": (12, 4), f"{mlp}.shared_mlp.output_linear": (4, 6)},
+        rank=2,
+    )
+    layers = {f"{mlp}.mlp.{name}_proj": (6, 4) for name in ("gate", "up")}
+    layers[f"{mlp}.mlp.down_proj"] = (4, 6)
+    pairs = load_adapter("sql", write_adapter(tmp_path, given), layers).pairs
+    both, down = given.pairs.values()
+    assert all(map(torch.equal, pairs[f"{mlp}.mlp.down_proj"], down))
+    for part, rows in (("gate", slice(6)), ("up", slice(6, 12))):
+        a, b = pairs[f"{mlp}.mlp.{part}_proj"]
+        assert torch.equal(a, both[0])
+        assert torch.equal(b, both[1][rows])
 
 
 def test_an_adapter_with_both_names_of_a_layer(tmp_path: Path) -> None:

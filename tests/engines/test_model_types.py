@@ -242,6 +242,9 @@ GRANITE_4 = {
     "residual_multiplier": 0.3,
     "attention_multiplier": 0.2,
     "logits_scaling": 4.0,
+    "rms_norm_eps": 1e-2,
+    "rope_theta": 1e6,
+    "attention_bias": True,
 }
 
 
@@ -270,22 +273,22 @@ def test_granite_4_is_served_as_granite(
 
 
 @pytest.mark.parametrize(
-    ("changed", "problem"),
+    ("field", "value", "text"),
     [
-        ({"num_local_experts": 8}, "experts"),
-        ({"num_local_experts": None}, "experts"),
-        ({"layer_types": ["mamba", "attention"]}, "state layers"),
-        ({"layer_types": None}, "state layers"),
-        ({"position_embedding_type": "nope"}, "no rotary positions"),
-        ({"position_embedding_type": None}, "no rotary positions"),
+        ("num_local_experts", 8, "8 in its config.json, which must be 0"),
+        ("num_local_experts", None, "None in its config.json, which must be 0"),
+        ("layer_types", ["mamba", "attention"], "which must be a list of attention or full"),
+        ("layer_types", None, "None in its config.json, which must be a list"),
+        ("position_embedding_type", "nope", "'nope' in its config.json, which must be 'rope'"),
+        ("position_embedding_type", None, "None in its config.json, which must be 'rope'"),
     ],
 )
 def test_other_models_of_granite_4_are_refused(
-    tmp_path: Path, changed: dict[str, Any], problem: str
+    tmp_path: Path, field: str, value: Any, text: str
 ) -> None:
-    document = {"model_type": "granitemoehybrid"} | GRANITE_4 | changed
+    document = {"model_type": "granitemoehybrid"} | GRANITE_4 | {field: value}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    with pytest.raises(ModelError, match=f"the target is a Granite 4 with {problem}, which"):
+    with pytest.raises(ModelError, match=f"the target has the {field} .*{text}"):
         check_model("the target", tmp_path)
 
 

@@ -117,8 +117,9 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
         if OF_IMAGES.match(key.removeprefix(PREFIX)):
             continue
         found = MATRIX.fullmatch(key)
-        layer = LANGUAGE_MODEL.sub(r"\1", found[1]) if found else ""
-        if found is None or layer not in layers:
+        whole = LANGUAGE_MODEL.sub(r"\1", found[1]) if found else ""
+        parts = _of_granite_4(whole, tensor, found[2]) if found else {}
+        if found is None or not parts.keys() <= layers.keys():
             raise ModelError(
                 f"{folder} has the tensor {key}, which is no matrix A or B of a linear layer of "
                 "the target other than its output layer: use an adapter of such layers, trained "
@@ -126,18 +127,21 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
             )
         check_type(key, tensor.dtype, folder)
         check_finite(key, tensor, torch.float32, folder)
-        num_out, num_in = layers[layer]
-        wanted = (config.rank, num_in) if found[2] == "A" else (num_out, config.rank)
-        if tensor.shape != wanted:
-            raise ModelError(
-                f"{folder} has the tensor {key} of the shape {tuple(tensor.shape)}, but with an r "
-                f"of {config.rank} this target needs {wanted}: use an adapter that was trained for "
-                "this target"
-            )
-        of_layer = matrices.setdefault(layer, {})
-        if found[2] in of_layer:
-            raise ModelError(f"{folder} has the matrix {found[2]} of {layer} twice: save it again")
-        of_layer[found[2]] = tensor.float()
+        for layer, part in parts.items():
+            num_out, num_in = layers[layer]
+            wanted = (config.rank, num_in) if found[2] == "A" else (num_out, config.rank)
+            if part.shape != wanted:
+                raise ModelError(
+                    f"{folder} has the tensor {key}, and for {layer} a matrix {found[2]} of the "
+                    f"shape {tuple(part.shape)}, but with an r of {config.rank} this target needs "
+                    f"{wanted}: use an adapter that was trained for this target"
+                )
+            of_layer = matrices.setdefault(layer, {})
+            if found[2] in of_layer:
+                raise ModelError(
+                    f"{folder} has the matrix {found[2]} of {layer} twice: save it again"
+                )
+            of_layer[found[2]] = part.float()
     for layer, found_of in matrices.items():
         if len(found_of) < 2:
             raise ModelError(
@@ -147,3 +151,14 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
         raise ModelError(f"{folder} adapts no layer of the language model: save the adapter again")
     pairs = {layer: (of["A"], of["B"] * config.scale) for layer, of in matrices.items()}
     return Adapter(name, config.rank, pairs)
+
+
+def _of_granite_4(layer: str, matrix: torch.Tensor, kind: str) -> dict[str, torch.Tensor]:
+    """The matrices of a layer, by the names that it has here. Granite 4 names its MLP otherwise,
+    and has the rows of gate and up in one layer: see `tensors`."""
+    name = ".shared_mlp.input_linear"
+    if not layer.endswith(name) or not matrix.ndim:
+        return {layer.replace(".shared_mlp.output_linear", ".mlp.down_proj"): matrix}
+    halves = (matrix, matrix) if kind == "A" else matrix.tensor_split(2)
+    names = [f"{layer.removesuffix(name)}.mlp.{part}_proj" for part in ("gate", "up")]
+    return dict(zip(names, halves, strict=True))

@@ -71,6 +71,7 @@ WITH_IMAGES = {
 """The same of models that read images, too. Their language model, which config.json describes as
 text_config, is served alone."""
 
+ATTENTION = ("attention", "full_attention")
 GRANITE_4 = "granitemoehybrid"
 """Granite 4. Models without experts and state layers compute what `granite` does, and are served as
 that: see `config.text_config` and `tensors`."""
@@ -278,26 +279,23 @@ def check_model(name: str, folder: Path) -> None:
 
 def _check_granite_4(name: str, document: Mapping[str, Any]) -> None:
     layers = document.get("layer_types")
-    has_attention = isinstance(layers, list) and all(
-        layer in ("attention", "full_attention") for layer in layers
-    )
-    for problem, is_there in (
-        ("experts", document.get("num_local_experts") != 0),
-        ("state layers", not has_attention),
-        ("no rotary positions", document.get("position_embedding_type") != "rope"),
+    has_attention = isinstance(layers, list) and {*map(str, layers)} <= {*ATTENTION}
+    for field, is_right, rule in (
+        ("num_local_experts", document.get("num_local_experts") == 0, "0"),
+        ("layer_types", has_attention, f"a list of {' or '.join(ATTENTION)}"),
+        ("position_embedding_type", document.get("position_embedding_type") == "rope", "'rope'"),
     ):
-        if is_there:
-            raise ModelError(
-                f"{name} is a Granite 4 with {problem}, which the local engine does not serve: use "
-                "one with attention layers alone and without experts, such as Granite 4.0 Micro"
-            )
+        if not is_right:
+            rule = f"{rule}, because the local engine serves no other Granite 4"
+            raise wrong_field(name, field, document.get(field), rule, "use Granite 4.0 Micro")
 
 
-def wrong_field(name: str, field: str, value: Any, rule: str) -> ModelError:
+def wrong_field(
+    name: str, field: str, value: Any, rule: str, advice: str = "replace it"
+) -> ModelError:
     """The error for a value in config.json. rule: what it must be."""
     return ModelError(
-        f"{name} has the {field} {shown(value)} in its config.json, which must be {rule}: "
-        "replace it"
+        f"{name} has the {field} {shown(value)} in its config.json, which must be {rule}: {advice}"
     )
 
 

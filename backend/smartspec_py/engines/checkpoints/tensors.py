@@ -168,7 +168,7 @@ class _Granite4(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         in_file, half = self._places[name]
         tensor = self._files[in_file]
-        return tensor if half is None else tensor.chunk(2)[half]
+        return tensor if half is None else tensor.chunk(2)[half].clone()  # not both in memory
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
