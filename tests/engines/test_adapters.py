@@ -59,7 +59,7 @@ def test_the_files_of_peft(tmp_path: Path, fields: dict[str, Any], scale: float)
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' .* one of True, False, gauss"),
         ({"a_new_kind": 1}, "a_new_kind 1 .* left out"),
         ({"r": 0}, "the r 0 .* a whole number in 1..512"),
-        ({"r": 5}, r"lora_A.weight, .* the shape \(4, 4\), but with an r of 5 .* needs \(5, 4\)"),
+        ({"r": 5}, r"lora_A.weight of the shape \(4, 4\), but with an r of 5 .* needs \(5, 4\)"),
         ({"lora_alpha": "8"}, "lora_alpha '8' .* a finite number"),
     ],
 )
@@ -81,7 +81,7 @@ def test_other_configurations_are_refused_by_name(
         ({"base_model.model.embed.lora_embedding_A": (4, 9)}, "lora_embedding_A, which is no matr"),
         (
             {Q.format("B"): (5, 4)},
-            r"lora_B.weight, .* the shape \(5, 4\), .* needs \(6, 4\): use",
+            r"lora_B.weight of the shape \(5, 4\), .* needs \(6, 4\): use",
         ),
     ],
 )

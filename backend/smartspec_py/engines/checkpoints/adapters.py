@@ -132,9 +132,9 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
             wanted = (config.rank, num_in) if found[2] == "A" else (num_out, config.rank)
             if part.shape != wanted:
                 raise ModelError(
-                    f"{folder} has the tensor {key}, and for {layer} a matrix {found[2]} of the "
-                    f"shape {tuple(part.shape)}, but with an r of {config.rank} this target needs "
-                    f"{wanted}: use an adapter that was trained for this target"
+                    f"{folder} has the tensor {key} of the shape {tuple(tensor.shape)}, but with "
+                    f"an r of {config.rank} the layer {layer} of this target needs {wanted}: use "
+                    "an adapter that was trained for this target"
                 )
             of_layer = matrices.setdefault(layer, {})
             if found[2] in of_layer:
