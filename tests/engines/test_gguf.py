@@ -41,7 +41,10 @@ from smartspec_py.engines.runtimes.runner import PYTORCH, RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_testing.local import generate, serving
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [
+    pytest.mark.slow,  # so that they run beside the others
+    pytest.mark.usefixtures("own_cache"),
+]
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 5, 96, VOCAB_SIZE)
