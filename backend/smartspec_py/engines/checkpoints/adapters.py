@@ -33,7 +33,7 @@ from smartspec_py.engines.checkpoints.tensors import (
 )
 
 PREFIX = "base_model.model."
-MATRIX = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+MATRIX = re.compile(re.escape(PREFIX) + r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A [rank, in] and B [out, rank], in float32. B has the adapter's scale."""
@@ -117,8 +117,8 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
         if OF_IMAGES.match(key.removeprefix(PREFIX)):
             continue
         found = MATRIX.fullmatch(key)
-        whole = LANGUAGE_MODEL.sub(r"\1", found[1]) if found else ""
-        parts = _of_granite_4(whole, tensor, found[2]) if found else {}
+        layer = LANGUAGE_MODEL.sub(r"\1", found[1]) if found else ""
+        parts = _as_served(layer, tensor, found[2]) if found else {}
         if found is None or not parts.keys() <= layers.keys():
             raise ModelError(
                 f"{folder} has the tensor {key}, which is no matrix A or B of a linear layer of "
@@ -153,7 +153,7 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
     return Adapter(name, config.rank, pairs)
 
 
-def _of_granite_4(layer: str, matrix: torch.Tensor, kind: str) -> dict[str, torch.Tensor]:
+def _as_served(layer: str, matrix: torch.Tensor, kind: str) -> dict[str, torch.Tensor]:
     """The matrices of a layer, by the names that it has here. Granite 4 names its MLP otherwise,
     and has the rows of gate and up in one layer: see `tensors`."""
     name = ".shared_mlp.input_linear"
