@@ -28,8 +28,8 @@ from smartspec_py.engines.checkpoints import rows
 from smartspec_py.engines.checkpoints.checks import ModelError, check_files
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf import folder as folder_module
-from smartspec_py.engines.checkpoints.gguf.config import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.engines.checkpoints.gguf.places import TYPES
 from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
 from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
 from smartspec_py.engines.local.build import build_local

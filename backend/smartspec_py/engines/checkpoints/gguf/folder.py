@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smartspec_py.cache_dir import cache_dir
-from smartspec_py.engines.checkpoints.gguf.config import MODELS, read_config, read_places
+from smartspec_py.engines.checkpoints.gguf.config import MODELS, read_config
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import base_name, part_files, read_headers
+from smartspec_py.engines.checkpoints.gguf.places import read_places
 from smartspec_py.engines.checkpoints.gguf.tokenizer import (
     Vocabulary,
     end_token_ids,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from smartspec_py.engines.checkpoints.gguf.config import ZEROS
 from smartspec_py.engines.checkpoints.gguf.dequantise import dequantise
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+from smartspec_py.engines.checkpoints.gguf.places import ZEROS
 from smartspec_py.engines.checkpoints.rows import whole
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

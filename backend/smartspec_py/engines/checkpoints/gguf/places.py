@@ -1,0 +1,176 @@
+"""The places of the tensors of a GGUF file, as Transformers names them.
+
+Every tensor is used, or the file is refused, as in `config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from smartspec_py.engines.checkpoints.gguf.config import (
+    BIASES,
+    FACTORS,
+    GEMMA_2,
+    GEMMA_3,
+    GEMMAS,
+    GRANITE,
+    LONG_FACTORS,
+    MINISTRAL,
+    PHI,
+    QKV,
+    Tensors,
+)
+from smartspec_py.engines.checkpoints.gguf.fields import Fields
+from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
+from smartspec_py.faults import ConfigError
+
+PERMUTED = ("llama", GRANITE, MINISTRAL, "smollm3")
+"""Types whose rows of queries and keys are in another order in a file, see `GgufMatrix`."""
+
+PLAIN = ("F32", "F16", "BF16")
+TYPES = (
+    *PLAIN,
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+)
+ZEROS = "zeros"
+"""The type of a tensor that the file does not have."""
+
+PARTS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Names in a Transformers model, by those in the file."""
+
+OUTER_NORMS = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+OTHER_PARTS = {
+    **dict.fromkeys(GEMMAS, OUTER_NORMS),
+    PHI: {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+"""Those that differ, by type."""
+
+
+def read_places(
+    fields: Fields, config: Mapping[str, Any], num_tokens: int, tensors: Tensors
+) -> dict[str, Any]:
+    """Where each parameter is. num_heads: of a tensor whose rows are permuted within each head.
+    added: what the file's numbers have more than the parameter's. If no layer has a bias of a part,
+    it has none: the bias is 0.
+
+    Raises ConfigError for tensors that are missing, left over, or of another type or shape.
+    """
+    model_type = config["model_type"]
+    num_heads = {}
+    if model_type in PERMUTED:
+        num_heads = {
+            "attn_q": config["num_attention_heads"],
+            "attn_k": config["num_key_value_heads"],
+        }
+    parts_with_bias = {name.split(".")[-2] for name in tensors if name.endswith(".bias")}
+    left, places = dict(tensors), dict[str, Any]()
+    for name, parameter, shape in _wanted(config, num_tokens):
+        *_, part, kind = name.split(".")
+        tensor = left.pop(name, None)
+        if tensor is not None:
+            _check_tensor(fields, name, tensor, shape)
+            places[parameter] = asdict(tensor)
+            if part in num_heads:
+                places[parameter]["num_heads"] = num_heads[part]
+            if model_type in GEMMAS and part.endswith("norm"):
+                places[parameter]["added"] = 1.0
+        elif kind == "bias" and part not in parts_with_bias:
+            places[parameter] = {"type": ZEROS, "shape": shape}
+        else:
+            raise ConfigError(
+                f"{fields.file} has no tensor {name}: convert or copy the model again"
+            )
+    for used in {"llama": (FACTORS,), PHI: LONG_FACTORS.values()}.get(model_type, ()):
+        left.pop(used, None)
+    if left:
+        raise ConfigError(
+            f"{fields.file} has the tensor {min(left)}, which a {model_type} model with "
+            f"{config['num_hidden_layers']} layers has not: use another model"
+        )
+    return places
+
+
+def _wanted(
+    config: Mapping[str, Any], num_tokens: int
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """The tensors of a Transformers model: name in the file, name of the parameter and shape."""
+    shapes = _shapes(config)
+    biases = {part for setting, parts in BIASES.items() if config.get(setting) for part in parts}
+    if config["model_type"] == "qwen2":
+        biases |= set(QKV)
+    for part, parameter in PARTS.items():
+        if part != "output" or not config["tie_word_embeddings"]:
+            num_rows = () if part == "output_norm" else (num_tokens,)
+            yield f"{part}.weight", f"{parameter}.weight", (*num_rows, config["hidden_size"])
+    names = LAYER_PARTS | OTHER_PARTS.get(config["model_type"], {})
+    for layer in range(config["num_hidden_layers"]):
+        for part, shape in shapes.items():
+            name, parameter = f"blk.{layer}.{part}", f"model.layers.{layer}.{names[part]}"
+            yield f"{name}.weight", f"{parameter}.weight", shape
+            if part in biases:
+                yield f"{name}.bias", f"{parameter}.bias", shape[:1]
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a layer, by their names in the file."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config["head_dim"]
+    queries, keys = (config[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
+    head_norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
+    outer_norms = {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
+    norms = {"qwen3": head_norms, GEMMA_2: outer_norms, GEMMA_3: head_norms | outer_norms}
+    projections = {
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+    }
+    if config["model_type"] == PHI:
+        projections = {"attn_qkv": (queries + 2 * keys, width), "ffn_up": (2 * inner, width)}
+    return {
+        "attn_norm": (width,),
+        **projections,
+        "attn_output": (width, queries),
+        "ffn_norm": (width,),
+        "ffn_down": (width, inner),
+        **norms.get(config["model_type"], {}),
+    }
+
+
+def _check_tensor(fields: Fields, name: str, tensor: TensorPlace, shape: tuple[int, ...]) -> None:
+    types = TYPES if len(shape) > 1 else PLAIN
+    if tensor.type not in types:
+        raise ConfigError(
+            f"{fields.file} has tensors of the type {tensor.type}, such as {name}, which cannot be "
+            f"read: use one of {', '.join(types)}"
+        )
+    if tensor.shape != shape:
+        raise ConfigError(
+            f"{fields.file} has the tensor {name} of the shape {tensor.shape}, but its fields say "
+            f"{shape}: convert or copy the model again"
+        )
