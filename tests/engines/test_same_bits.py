@@ -27,6 +27,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -69,6 +70,9 @@ CONFIGS = {
     "phi3": Phi3Config(**SIZES, pad_token_id=0),
     "qwen2": Qwen2Config(**SIZES),  # the only one with biases
     "wide": LlamaConfig(**SIZES | {"intermediate_size": 4864}),
+    "experts": Qwen3MoeConfig(
+        **SIZES, head_dim=32, num_experts=16, num_experts_per_tok=3, moe_intermediate_size=256
+    ),
     "no groups": LlamaConfig(
         **SIZES | {"hidden_size": 200, "num_attention_heads": 4, "intermediate_size": 4872}
     ),
@@ -282,6 +286,7 @@ WHOLE = ("gemma3, window 50", "phi3", "qwen2", "wide")
     [
         *((kind, dtype, weights) for kind, weights in CASES for dtype in DTYPES),
         *((kind, torch.float32, "whole") for kind in WHOLE),
+        *(("experts", torch.float32, weights) for weights in ("stored", "int8", "int4", "whole")),
     ],
 )
 def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype, weights: str) -> None:

@@ -27,6 +27,9 @@ CACHE_SHARE = 0.5
 """Share of the memory left after the weights. Passes, CUDA graphs and other programs need some
 too."""
 
+COMPRESSED_BYTES = {"int8": 1.0, "int4": 0.65}
+"""Of a weight, by `RunnerConfig.weights`; with 4 bits, those of the smallest groups."""
+
 STEP = 512
 """A context length that memory limits is a multiple of this. The cached profile depends on the
 context length, so a start with slightly less free memory can still use it."""
@@ -63,9 +66,9 @@ def choose_cache(
     """
     configs = [text_config(folder) for folder in models]
     num_rows, left = 1 if has_blocks else limits.max_sequences, free_bytes(device)
-    each, is_compressed = 0, weights in ("int8", "int4")  # each: bytes of a token of each row
+    each, is_compressed = 0, weights in COMPRESSED_BYTES  # each: bytes of a token of each row
     for config in configs:
-        left -= num_weights(config) * (1 if is_compressed else dtype.itemsize)
+        left -= int(num_weights(config) * COMPRESSED_BYTES.get(weights, dtype.itemsize))
         of_keys = _key_dtype(dtype, is_compressed) if has_blocks else cache_dtype(device, dtype)
         each += num_rows * bytes_per_token(config, of_keys, kv_cache)
     share = int(CACHE_SHARE * max(0, left))

@@ -27,6 +27,9 @@ PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
 STORED, FP8 = "stored", "fp8"
 """Weights as in the files, and in float8, of PyTorch on a GPU."""
 
+STRIDE = 7919
+"""Between the tokens of timed passes. Equal tokens would have the same experts."""
+
 SCALE_BYTES = 8
 """Of the scale and the zero of a head's key or value in a cache of 8 bits, in float32."""
 
@@ -248,13 +251,13 @@ class Runner(ABC):
         max_len = self.config.max_len
         tokens_per_row = min(tokens_per_row, max_len)
         position = max(0, min(context_len, max_len - tokens_per_row))
-        tokens = [0] * tokens_per_row
         wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
         num_prompt = 0 if num_logits is None else tokens_per_row
         adapter = min(1, len(self.config.adapters.names))
+        tokens = np.arange(batch_size * tokens_per_row) * STRIDE % self.config.vocab_size
         inputs = [
-            RowInput(row, position, tokens, wanted, num_prompt=num_prompt, adapter=adapter)
-            for row in range(batch_size)
+            RowInput(row, position, own, wanted, num_prompt=num_prompt, adapter=adapter)
+            for row, own in enumerate(tokens.reshape(batch_size, -1).tolist())
         ]
         start = time.perf_counter()
         self.forward(inputs).logits.argmax(-1).tolist()

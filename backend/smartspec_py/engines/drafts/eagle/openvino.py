@@ -51,7 +51,7 @@ class _HeadGraph(DecoderGraph):
         before_mlp = self._norm(
             f"{name}.post_attention_layernorm", layer.post_attention_layernorm, states_out
         )
-        states_out = op.add(states_out, self._mlp(name, layer.mlp, before_mlp))
+        states_out = op.add(states_out, self._mlp(f"{name}.mlp", layer.mlp, before_mlp))
         normed = self._norm("norm", parts.norm, states_out)
         logits = self.products.linear(["lm_head"], normed)
         return self._model([logits, normed if model.of.norm_output else states_out])

@@ -20,6 +20,7 @@ from smartspec_py.engines.runtimes.openvino.attention import (
     cache_names,
     paged_attention,
 )
+from smartspec_py.engines.runtimes.openvino.experts import Experts, has_experts, has_shared
 from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
@@ -54,6 +55,9 @@ class DecoderGraph:
         self.head_dim: int = model.model.layers[0].self_attn.head_dim
         self.inputs = {name: parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
         self.inputs |= products.inputs
+        self.experts = Experts(products)
+        if any(has_experts(layer.mlp) for layer in model.model.layers):
+            self.inputs |= self.experts.inputs
         self.longest = parameter(LONGEST, [], np.int32)
         self.caches = [
             parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
@@ -107,9 +111,8 @@ class DecoderGraph:
             out = self._norm(f"{name}.post_attention_layernorm", norm, out)
         factor = granite_factor(self.config, "residual_multiplier")
         states = op.add(states, _scaled(out, factor))
-        out = self._mlp(
-            name, layer.mlp, self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
-        )
+        normed = self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
+        out = self._mlp(f"{name}.mlp", layer.mlp, normed)
         if has_outer_norms:
             norm = layer.post_feedforward_layernorm
             out = self._norm(f"{name}.post_feedforward_layernorm", norm, out)
@@ -146,10 +149,17 @@ class DecoderGraph:
         return self.products.linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, int_(0)))
 
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
+        """name, mlp: of the MLP, a mixture of experts or one of its parts."""
+        if has_experts(mlp):
+            mixed = self.experts.mixed(name, mlp, normed, self._activated)
+            return op.add(mixed, self._shared(name, mlp, normed)) if has_shared(mlp) else mixed
         gate, up = self._mlp_inputs(name, mlp, normed)
-        return self.products.linear(
-            [f"{name}.mlp.down_proj"], op.multiply(self._activated(gate), up)
-        )
+        return self.products.linear([f"{name}.down_proj"], op.multiply(self._activated(gate), up))
+
+    def _shared(self, name: str, mlp: Any, normed: Any) -> Any:
+        """What the expert of all tokens gives."""
+        share = op.sigmoid(self.products.linear([f"{name}.shared_expert_gate"], normed))
+        return op.multiply(share, self._mlp(f"{name}.shared_expert", mlp.shared_expert, normed))
 
     def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
         """Queries, keys and values, [1, N, heads * D] each."""
@@ -165,7 +175,7 @@ class DecoderGraph:
     def _mlp_inputs(self, name: str, mlp: Any, normed: Any) -> Sequence[Any]:
         """Gate and the values that it multiplies, [1, N, width] each."""
         parts = ["gate_up_proj"] if hasattr(mlp, "gate_up_proj") else ["gate_proj", "up_proj"]
-        return self._split(f"{name}.mlp", parts, normed, [mlp.down_proj.in_features] * 2)
+        return self._split(name, parts, normed, [mlp.down_proj.in_features] * 2)
 
     def _split(
         self, name: str, parts: Sequence[str], states: Any, widths: Sequence[int]
@@ -196,16 +206,19 @@ class DecoderGraph:
         return op.multiply(states, op.sigmoid(states))
 
     def _rotated(self, states: Any, name: str, norm: Any, rotation: Any) -> Any:
-        """[1, N, heads * D] -> [N, heads * D]: the first part of each head is rotated. The head
-        norm, if any, is applied first. rotation: half of the part's width, cosines, sines; None
-        rotates nothing."""
+        """[1, N, heads * D] -> [N, heads * D]: the first part of each head is rotated. The norm of
+        each head or of all together, if any, is applied first. rotation: half of the part's width,
+        cosines, sines; None rotates nothing."""
         if rotation is None:
             return op.squeeze(states, int_(0))
         half, cos, sin = rotation
+        is_of_heads = norm is not None and norm.weight.shape[0] == self.head_dim
+        if norm is not None and not is_of_heads:
+            states = self._norm(name, norm, states).output(0)
         width = states.get_partial_shape()[-1].get_length()
         by_head = ints(-1, width // self.head_dim, 1, self.head_dim)
         heads = op.reshape(states, by_head, special_zero=False)
-        if norm is not None:
+        if is_of_heads:
             heads = self._norm(name, norm, heads)
 
         def between(first: int, end: int) -> Any:

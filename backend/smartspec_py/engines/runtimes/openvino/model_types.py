@@ -10,20 +10,20 @@ from smartspec_py.engines.checkpoints.checks import SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
-    *("gemma3_text", "granite", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3"),
-    "smollm3",
+    *("gemma3_text", "granite", "llama", "ministral3", "mistral", "mixtral", "olmoe", "phi3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
 )
-"""Supported values of `model_type`. These models have RMS norms before attention and a gated MLP.
-Layers may have biases, norms of queries and keys, norms after attention and MLP, one matrix for
-several products, rotation of a part of a head or none, queries that grow with the position, and
-factors of embeddings, layers and logits."""
+"""Supported values of `model_type`. These models have RMS norms before attention and a gated MLP,
+or a mixture of such experts. Layers may have biases, norms of queries and keys, norms after
+attention and MLP, one matrix for several products, rotation of a part of a head or none, queries
+that grow with the position, and factors of embeddings, layers and logits."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
 one token takes as long as reading them: with int8, 0.43 to 0.75 of the time on all processors that
 were tried. The choice is not measured at each start, because texts depend on it."""
 
-WINDOW_IN_CONFIG = ("mistral", "phi3")
+WINDOW_IN_CONFIG = ("mistral", "mixtral", "phi3")
 """Models whose layers all have the window of the config."""
 
 
@@ -40,6 +40,7 @@ def can_write_out(config: Any) -> bool:
         and not getattr(config, "attn_logit_softcapping", None)
         and not getattr(config, "final_logit_softcapping", None)
         and not getattr(config, "use_bidirectional_attention", None)
+        and getattr(config, "clip_qkv", None) is None
     )
 
 

@@ -174,6 +174,21 @@ class Products:
         rows = op.multiply(op.convert(op.gather(integers, numbers, int_(0)), np.float32), scale)
         return self._rotated(op.unsqueeze(rows, int_(0)), weight.values.shape[1])
 
+    def stacked(self, names: Sequence[str], num: int) -> Any:
+        """The weights [out, in] of these names as num matrices of the same size, one after another:
+        [num, rows, in]. They are for products with activations that are not rounded."""
+        if not self.num_bits:
+            weight = self.weights.stored(*names)
+            return self.stored(weight.view(num, -1, weight.shape[1]))
+        kept = [self._kept(name) for name in names]
+        if None not in kept:
+            [weight] = self._int4([joined([one for one in kept if one is not None])], num)
+        elif self.num_bits == 8:
+            [weight] = self._int8(self.weights.int8(*names), None, num)
+        else:
+            [weight] = self._int4(self.weights.int4(self.group, *names), num)
+        return weight
+
     def _matrices(self, names: Sequence[str], num_rows: int | None) -> list[list[Any]]:
         """The parts of the weights of these names: of neighbours as one matrix, where the files'
         own 4 bits are kept for all of them or for none."""
@@ -204,26 +219,34 @@ class Products:
             return self._int8(self.weights.int8(*names, most_width=most_width), num_rows)
         return self._int4(self.weights.int4(self.group, *names, most_width=most_width))
 
-    def _int8(self, parts: Sequence[Compressed], num_rows: int | None) -> list[Any]:
+    def _int8(
+        self, parts: Sequence[Compressed], num_rows: int | None, num: int | None = None
+    ) -> list[Any]:
+        """num: matrices that are one after another, see `stacked`."""
         made = []
         for part in parts:
             values = part.values[:num_rows]
-            integers = self._constant(values, values.shape, ov.Type.i8)
-            scale = op.constant(part.scale[:num_rows].numpy())
+            shape = _stacked(values.shape, num)
+            integers = self._constant(values, shape, ov.Type.i8)
+            scale = op.constant(part.scale[:num_rows].numpy().reshape(*shape[:-1], 1))
             made.append(op.multiply(op.convert(integers, np.float32), scale))
         return made
 
-    def _int4(self, parts: Sequence[Compressed]) -> list[Any]:
+    def _int4(self, parts: Sequence[Compressed], num: int | None = None) -> list[Any]:
+        """num: matrices that are one after another, see `stacked`."""
         made = []
         for part in parts:
             num_out, num_groups, _ = part.scale.shape
             width = 2 * part.values.shape[1]
-            shape = num_out, num_groups, width // num_groups
+            whole = _stacked((num_out, width), num)
+            shape = *whole[:-1], num_groups, width // num_groups
             integers = self._constant(part.values, shape, ov.Type.u4)
-            zero, scale = (op.constant(numbers.numpy()) for numbers in (part.zero, part.scale))
+            zero, scale = (
+                op.constant(numbers.numpy().reshape(*shape[:-1], 1))
+                for numbers in (part.zero, part.scale)
+            )
             shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
-            whole = ints(num_out, width)
-            made.append(op.reshape(op.multiply(shifted, scale), whole, special_zero=False))
+            made.append(op.reshape(op.multiply(shifted, scale), ints(*whole), special_zero=False))
         return made
 
     @property
@@ -254,6 +277,12 @@ class Products:
         converted.input(0).replace_source_output(stored.output(0))
         converted.constructor_validate_and_infer_types()
         return converted
+
+
+def _stacked(shape: Sequence[int], num: int | None) -> tuple[int, ...]:
+    """The shape [rows, width] as that of num matrices; None for one without that dimension."""
+    rows, width = shape
+    return (rows, width) if num is None else (num, rows // num, width)
 
 
 def _product(states: Any, parts: Sequence[Any]) -> Any:

@@ -6,7 +6,8 @@ of one token (docs/research/performance.md). It supports the models of `can_writ
 The logits of a token have the same bits in every pass, whatever else the pass computes, however
 its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
 that sum in different orders, so each kind of token is always computed by the same ones:
-- No product has a single row. A lone token gets a padding token beside it, or its copy.
+- No product has a single row, but each of those with experts has, see `experts`. A lone token gets
+  a padding token beside it, or its copy.
 - Products in float32 have no weights of half precision, see `graph`.
 - If weights have 8 or 4 bits and activations are not rounded to 8 bits, products are in float32, at
   most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
@@ -39,6 +40,7 @@ import torch
 from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
+from smartspec_py.engines.checkpoints.experts import EXPERTS, by_expert, usual_name
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
     check_complete,
@@ -50,6 +52,7 @@ from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes, has_vnni
 from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, LONGEST
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
+from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS, has_experts
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut, with_copy
@@ -147,7 +150,7 @@ class OpenVinoRunner(Runner):
     ) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
         model. Raises ModelError."""
-        core, of_model = ov.Core(), weights or Weights(model.state_dict())
+        core, of_model = ov.Core(), weights or Weights(by_expert(model.state_dict()))
         precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         config, numbers = _numbers(model, config, of_model, precisions)
         super().__init__(config)
@@ -178,8 +181,8 @@ class OpenVinoRunner(Runner):
         self._places = {parameter.any_name: i for i, parameter in enumerate(self.compiled.inputs)}
         """The index of each input. OpenVINO takes 2 us longer to find it."""
         self._input_types: dict[str, Any] = {**INPUTS, LONGEST: np.int32}
-        if config.adapters.names:
-            self._input_types[OWN_ADAPTERS] = np.int64
+        added = self._places.keys() & {OWN_ADAPTERS, NUM_TOKENS}
+        self._input_types |= dict.fromkeys(added, np.int64)
         self._hidden_size: int = model.config.hidden_size
         self.cache = BlockCache(self.compiled, model, config)
         for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
@@ -230,10 +233,9 @@ class OpenVinoRunner(Runner):
         ]
         copy = self._copy_for(max(2, num_tokens))
         request, padding = copy.request, copy.num_tokens - num_tokens
-        parts += [RowInput(0, 0, (0,), 0, blocks=self.cache.padding)] * padding
         # Two, because the output layer is a product too, and some operators fail with no rows.
         num_results, layers = max(2, len(wanted) + padding), self.config.state_layers
-        self._set_inputs(request, parts, [*wanted, *[0] * (num_results - len(wanted))])
+        self._set_inputs(request, parts, [*wanted, *[0] * (num_results - len(wanted))], padding)
         # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
         logits = torch.empty(num_results, self.config.vocab_size)
         request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
@@ -299,8 +301,15 @@ class OpenVinoRunner(Runner):
         self.cache.release()
 
     def _set_inputs(
-        self, request: ov.InferRequest, parts: Sequence[RowInput], wanted: Sequence[int]
+        self,
+        request: ov.InferRequest,
+        parts: Sequence[RowInput],
+        wanted: Sequence[int],
+        padding: int = 0,
     ) -> None:
+        """padding: tokens behind those of the parts, which nobody reads."""
+        num_tokens = sum(len(part.tokens) for part in parts)
+        parts = [*parts, *[RowInput(0, 0, (0,), 0, blocks=self.cache.padding)] * padding]
         starts = [part.position - part.first for part in parts]
         ends = [start + len(part.tokens) for start, part in zip(starts, parts, strict=True)]
         positions = [position for part in parts for position in part.positions]
@@ -314,6 +323,7 @@ class OpenVinoRunner(Runner):
             "block_indices": np.concatenate(blocks),
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
             LONGEST: max(ends),
+            NUM_TOKENS: [num_tokens],
             OWN_ADAPTERS: [part.adapter for part in parts for _ in part.tokens],
         }
         for name, dtype in self._input_types.items():
@@ -338,7 +348,9 @@ def _numbers(
     is_whole = num_bits == 8 and not has_integers and cpu_has("avx2")
     block = _block(model) if is_whole else 0
     is_bounded = num_bits > 0 and not has_integers and not block
-    is_half = not (is_bounded or block) and HALF.get(config.dtype) in precisions
+    # In half precision and with AMX, those of experts would have other kernels for a lone token.
+    is_float = is_bounded or block or any(has_experts(layer.mlp) for layer in model.model.layers)
+    is_half = not is_float and HALF.get(config.dtype) in precisions
     dtype = config.dtype if is_half else torch.float32
     config = replace(config, keeps_4_bits=kept_group > 0, dtype=dtype)
     return config, _Numbers(num_bits, group, block, is_bounded)
@@ -393,6 +405,7 @@ def _compiled(
 def _group(model: Any) -> int:
     """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
     widths = {layer.in_features for layer in _linear_layers(model)}
+    widths |= {tensor.shape[-1] for name, tensor in model.named_parameters() if EXPERTS in name}
     return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
 
 
@@ -417,12 +430,16 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     is_tied, names = hf_config.tie_word_embeddings, set(files)
     if is_tied and head in names and embedding not in names:
         files.rename(head, embedding)  # so `safetensors.torch.save_model` writes tied tensors
-    missing = {name for name, _ in model.named_parameters()} - set(files)
+    for name in names:
+        if (usual := usual_name(name)) != name:
+            files.rename(name, usual)
+    missing = set(by_expert(dict(model.named_parameters()))) - set(files)
     check_complete(missing, config.path)
-    unexpected = set(files) - set(model.state_dict())
+    tensors = by_expert(model.state_dict())
+    unexpected = set(files) - set(tensors)
     check_used(unexpected, files, config.path)
     files.leave_out(unexpected)
-    files.expect(model.state_dict())
+    files.expect(tensors)
     if is_tied and {head, embedding} <= names:
         check_tied(torch.equal(files[embedding], files[head]), config.path)
     file = _weights_file(config, model.num_parameters())

@@ -1,0 +1,131 @@
+"""Mixtures of experts that OpenVINO computes, from the files of checkpoints. Whether they give what
+Transformers gives is in test_model_types, and whether bits depend on the pass in test_same_bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from local_models import VOCAB_SIZE
+from quantised_files import gptq_settings, gptq_tensors
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
+
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
+CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
+PROMPT = [5, 6, 7, 8]
+NUM_EXPERTS, NUM_LAYERS = 6, 2
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": NUM_EXPERTS,
+    "num_local_experts": NUM_EXPERTS,
+    "num_experts_per_tok": 2,
+    "initializer_range": 0.2,
+    "head_dim": 32,
+    "pad_token_id": 0,
+}
+
+
+def make_model(kind: str = "qwen3_moe") -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES)).eval()
+
+
+def logits_of(runner: OpenVinoRunner) -> torch.Tensor:
+    return runner.forward([RowInput(0, 0, PROMPT, 4, 4)]).logits
+
+
+def error_of(runner: OpenVinoRunner, model: Any) -> float:
+    """Of the logits, relative to those of the model in float32."""
+    wanted = logits_of(OpenVinoRunner(model, CONFIG))
+    return float((logits_of(runner) - wanted).std() / wanted.std())
+
+
+def types_of_experts(runner: OpenVinoRunner) -> list[str]:
+    """Of their weights."""
+    nodes = runner.compiled.get_runtime_model().get_ordered_ops()
+    products = [n for n in nodes if "GatherMatmul" in str(n.get_rt_info()["layerType"].value)]
+    return [n.input(1).get_element_type().to_string() for n in products]
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+def test_a_checkpoint(tmp_path: Path, kind: str) -> None:
+    """Transformers writes a tensor for each matrix of each expert, as published files have it."""
+    model = make_model(kind)
+    model.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert sum(".experts.5." in name for name in names) == 3 * NUM_LAYERS
+    runner = load_openvino_runner(replace(CONFIG, path=tmp_path))
+    assert torch.equal(logits_of(runner), logits_of(OpenVinoRunner(model, CONFIG)))
+
+
+def test_8_bits(tmp_path: Path) -> None:
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="int8"))
+    assert types_of_experts(runner) == ["i8"] * 2 * NUM_LAYERS
+    assert error_of(runner, model) < 0.05
+
+
+def test_4_bits_of_the_file(tmp_path: Path) -> None:
+    """Each of its experts is a matrix of its own."""
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    names = [name for name in stored if name.endswith("_proj.weight")]
+    written = gptq_tensors(stored, 64, names)
+    save_file(written, tmp_path / "model.safetensors")
+    document = json.loads((tmp_path / "config.json").read_text())
+    document["quantization_config"] = gptq_settings(64)
+    (tmp_path / "config.json").write_text(json.dumps(document))
+
+    kept = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="int4", keeps_4_bits=True))
+    assert types_of_experts(kept) == ["u4"] * 2 * NUM_LAYERS
+    exact = load_openvino_runner(replace(CONFIG, path=tmp_path))
+    wanted = logits_of(exact)
+    error = float((logits_of(kept) - wanted).std() / wanted.std())
+    assert error < 0.05  # embedding and output layer have 8 bits
+
+
+def test_a_missing_matrix_is_named(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=f"lack 1 tensors, such as {name}"):
+        load_openvino_runner(replace(CONFIG, path=tmp_path))
+
+
+def test_timed_passes_have_different_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal ones would have the same experts, and would take less time than those of texts."""
+    runner, seen = OpenVinoRunner(make_model(), CONFIG), list[list[int]]()
+    forward = runner.forward
+
+    def recorded(inputs: Sequence[RowInput]) -> Any:
+        seen.extend([list(row.tokens) for row in inputs])
+        return forward(inputs)
+
+    monkeypatch.setattr(runner, "forward", recorded)
+    runner.time_pass(2, 5, 8)
+    tokens = [token for row in seen for token in row]
+    assert len(set(tokens)) == len(tokens) == 10
+    assert max(tokens) < VOCAB_SIZE
