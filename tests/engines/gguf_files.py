@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ PARTS = {
     "mlp.down_proj": "ffn_down",
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.experts.gate": "ffn_gate_exps.weight",
+    "mlp.experts.up": "ffn_up_exps.weight",
 }
 GEMMA_PARTS = PARTS | {
     "post_attention_layernorm": "post_attention_norm",
@@ -76,7 +80,8 @@ def write_gguf(
     architecture; None leaves out a field.
     """
     config = model.config
-    name = {"ministral3": "mistral3"}.get(config.model_type, config.model_type)
+    others = {"ministral3": "mistral3", "qwen3_moe": "qwen3moe"}
+    name = others.get(config.model_type, config.model_type)
     name = name.removesuffix("_text")
     is_gemma, rope = name in ("gemma2", "gemma3"), config.rope_parameters
     parts = GEMMA_PARTS if is_gemma else PARTS
@@ -106,7 +111,7 @@ def write_gguf(
         }[type(value)]
         add(key, value)
     written = {}
-    for parameter, weight in model.named_parameters():
+    for parameter, weight in _parameters(model):
         if left_out and file_name(parameter, parts).endswith(left_out):
             continue
         numbers = weight.detach().float().numpy() + (is_gemma and "norm" in parameter)
@@ -125,6 +130,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return written
+
+
+def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """A file has gate and up of experts in two tensors."""
+    for name, weight in model.named_parameters():
+        if ".experts.gate_up_proj" in name:
+            for part, half in zip(("gate", "up"), weight.chunk(2, 1), strict=True):
+                yield name.replace("gate_up_proj", part), half
+        else:
+            yield name, weight
 
 
 def bpe_fields(tokenizer_json: str, pre: str) -> dict[str, Any]:

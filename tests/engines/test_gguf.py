@@ -220,6 +220,18 @@ MINISTRAL_FIELDS = {
     "mistral3.rope.scaling.yarn_log_multiplier": 1.0,
     "mistral3.attention.temperature_scale": 0.5,
 }
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "head_dim": 8,
+}
+EXPERTS_FIELDS = {
+    "qwen3moe.expert_count": 6,
+    "qwen3moe.expert_used_count": 2,
+    "qwen3moe.expert_feed_forward_length": 24,
+}
 
 
 @pytest.mark.parametrize(
@@ -238,10 +250,11 @@ MINISTRAL_FIELDS = {
         ("smollm3", {"num_hidden_layers": 4}, {}),
         ("phi3", {"sliding_window": 3}, {"phi3.attention.sliding_window": 3}),
         ("phi3", PHI, PHI_FIELDS),
+        ("qwen3_moe", EXPERTS, EXPERTS_FIELDS),
     ],
     ids=[
         *("gemma3", "gemma3, pattern", "granite 3", "granite 4", "ministral3", "mistral small"),
-        *("smollm3", "phi3, window", "phi3, longrope"),
+        *("smollm3", "phi3, window", "phi3, longrope", "qwen3_moe"),
     ],
 )
 @pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
@@ -254,7 +267,7 @@ def test_logits_of_other_types(
 ) -> None:
     """Windows, rotations and norms of Gemma 3, factors of Granite, queries of Ministral 3, layers
     of SmolLM3 without rotation, joined products of Phi 3, and its two lists of divisors, of which
-    the context chooses the long one."""
+    the context chooses the long one, and experts."""
     model = small_model(model_type, VOCAB_SIZE, **settings)
     extra = {
         f"rope_factors_{name}.weight": np.array(factors, np.float32)

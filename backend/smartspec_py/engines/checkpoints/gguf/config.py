@@ -19,11 +19,13 @@ from smartspec_py.faults import ConfigError, cut
 
 GEMMA_2, GEMMA_3 = "gemma2", "gemma3_text"
 GRANITE, MINISTRAL, PHI = "granite", "ministral3", "phi3"
+QWEN_MOE = "qwen3_moe"
 GEMMAS = (GEMMA_2, GEMMA_3)
 MODELS = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": (QWEN_MOE, "Qwen3MoeForCausalLM"),
     "gemma2": (GEMMA_2, "Gemma2ForCausalLM"),
     "gemma3": (GEMMA_3, "Gemma3ForCausalLM"),
     "granite": (GRANITE, "GraniteForCausalLM"),
@@ -113,6 +115,8 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         config |= _gemma_3(of)
     if model_type == GRANITE:
         config |= _granite(of, config)
+    if model_type == QWEN_MOE:
+        config |= _experts(of)
     _check_keys(of, config)
     return config
 
@@ -160,6 +164,18 @@ def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
         "logits_scaling": ("logit_scale", 1.0),
     }
     return {name: of.number(key, default, 1e-6, 1e6) for name, (key, default) in factors.items()}
+
+
+def _experts(of: Fields) -> dict[str, Any]:
+    """Those of all layers."""
+    of.only("expert_weights_scale", 1.0, 0.0)  # 0 means 1
+    num_experts = of.integer("expert_count")
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": of.integer("expert_used_count", most=num_experts),
+        "moe_intermediate_size": of.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
 
 
 def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,8 +256,9 @@ def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
         of.only("attention.sliding_window", 0)
     of.only("attention.value_length", head_dim)
     of.only("attention.causal", True)
-    of.only("expert_count", 0)
-    of.only("expert_used_count", 0)
+    if config["model_type"] != QWEN_MOE:
+        of.only("expert_count", 0)
+        of.only("expert_used_count", 0)
     of.only("pooling_type", 0)
     of.only("rope.scaling.yarn_ext_factor", 1.0)
     # The number of tokens is that of the tokenizer; the others describe how the file was made.

@@ -20,6 +20,7 @@ from smartspec_py.engines.checkpoints.gguf.config import (
     MINISTRAL,
     PHI,
     QKV,
+    QWEN_MOE,
     Tensors,
 )
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
@@ -63,8 +64,14 @@ OUTER_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+OF_EXPERTS = {
+    f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")
+}
+"""With the number of the expert. The file has the matrices of all experts in one tensor."""
+
 OTHER_PARTS = {
     **dict.fromkeys(GEMMAS, OUTER_NORMS),
+    QWEN_MOE: {"ffn_gate_inp": "mlp.gate", **OF_EXPERTS},
     PHI: {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 """Those that differ, by type."""
@@ -93,6 +100,9 @@ def read_places(
         tensor = left.pop(name, None)
         if tensor is not None:
             _check_tensor(fields, name, tensor, shape)
+            if part in OF_EXPERTS:
+                places |= _by_expert(parameter, tensor)
+                continue
             places[parameter] = asdict(tensor)
             if part in num_heads:
                 places[parameter]["num_heads"] = num_heads[part]
@@ -112,6 +122,17 @@ def read_places(
             f"{config['num_hidden_layers']} layers has not: use another model"
         )
     return places
+
+
+def _by_expert(parameter: str, tensor: TensorPlace) -> dict[str, Any]:
+    """The places of the experts' matrices."""
+    num, *shape = tensor.shape
+    num_bytes = tensor.num_bytes // num
+    return {
+        parameter.format(expert): asdict(tensor)
+        | {"shape": shape, "offset": tensor.offset + expert * num_bytes, "num_bytes": num_bytes}
+        for expert in range(num)
+    }
 
 
 def _wanted(
@@ -142,22 +163,38 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     queries, keys = (config[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
     head_norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
     outer_norms = {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
-    norms = {"qwen3": head_norms, GEMMA_2: outer_norms, GEMMA_3: head_norms | outer_norms}
+    norms = {
+        **dict.fromkeys(("qwen3", QWEN_MOE), head_norms),
+        GEMMA_2: outer_norms,
+        GEMMA_3: head_norms | outer_norms,
+    }
     projections = {
         "attn_q": (queries, width),
         "attn_k": (keys, width),
         "attn_v": (keys, width),
+    }
+    mlp: dict[str, tuple[int, ...]] = {
         "ffn_gate": (inner, width),
         "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
     }
     if config["model_type"] == PHI:
-        projections = {"attn_qkv": (queries + 2 * keys, width), "ffn_up": (2 * inner, width)}
+        projections = {"attn_qkv": (queries + 2 * keys, width)}
+        mlp = {"ffn_up": (2 * inner, width), "ffn_down": (width, inner)}
+    if config["model_type"] == QWEN_MOE:
+        num, inner = config["num_experts"], config["moe_intermediate_size"]
+        mlp = {
+            "ffn_gate_inp": (num, width),
+            "ffn_gate_exps": (num, inner, width),
+            "ffn_up_exps": (num, inner, width),
+            "ffn_down_exps": (num, width, inner),
+        }
     return {
         "attn_norm": (width,),
         **projections,
         "attn_output": (width, queries),
         "ffn_norm": (width,),
-        "ffn_down": (width, inner),
+        **mlp,
         **norms.get(config["model_type"], {}),
     }
 

@@ -64,6 +64,7 @@ END_NAMES = {
     "llama": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
     "qwen2": ("<|endoftext|>",),
     "qwen3": ("<|endoftext|>",),
+    "qwen3moe": ("<|endoftext|>",),
     "gemma2": ("<end_of_turn>",),
     "gemma3": ("<end_of_turn>",),
     "granite": (),
