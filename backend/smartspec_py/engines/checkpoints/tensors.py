@@ -92,25 +92,25 @@ def _check_once(path: Path, known: Iterable[str], names: Iterable[str]) -> None:
 
 
 class _Safetensors(Mapping[str, torch.Tensor]):
+    """The files stay open: some models have 20,000 tensors, and opening takes a millisecond."""
+
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, Any] = {}
         self.types: dict[str, torch.dtype] = {}
-        """Known without opening a file for each tensor, which some models have 20,000 of."""
         for path in paths:
             try:
-                with safe_open(path, "pt") as file:
-                    names = list(file.keys())
-                    types = {name: file.get_tensor(name).dtype for name in names}
+                file: Any = safe_open(path, "pt")
+                names = list(file.keys())
+                types = {name: file.get_tensor(name).dtype for name in names}
             except (SafetensorError, RuntimeError) as error:  # such as a type of 6 bits
                 reason = first_line(error)
                 raise ModelError(f"{path} cannot be loaded ({reason}): replace it") from error
             _check_once(path, self._files, types)
-            self._files |= dict.fromkeys(types, path)
+            self._files |= dict.fromkeys(types, file)
             self.types |= types
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        with safe_open(self._files[name], "pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
