@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -49,6 +50,15 @@ CONFIGS = {
     "qwen2, one key head": Qwen2Config(**_COMMON, num_key_value_heads=1),
     "qwen3": Qwen3Config(**_COMMON, num_key_value_heads=2, head_dim=12),
     "gpt-neox": GPTNeoXConfig(**_COMMON),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+    ),
 }
 _WINDOW: dict[str, Any] = {
     **_COMMON,

@@ -4,6 +4,7 @@ Transformers gives is in test_model_types, and whether bits depend on the pass i
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_files import few_fields, write_gguf
 from local_models import VOCAB_SIZE
 from quantised_files import gptq_settings, gptq_tensors
 from safetensors.torch import load_file, save_file
@@ -18,6 +20,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
@@ -85,24 +88,68 @@ def test_8_bits(tmp_path: Path) -> None:
     assert error_of(runner, model) < 0.05
 
 
-def test_4_bits_of_the_file(tmp_path: Path) -> None:
-    """Each of its experts is a matrix of its own."""
-    model = make_model()
-    model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
+def quantise(folder: Path, model: Any, settings: dict[str, Any]) -> None:
+    """Write the model with the matrices of attention and experts in 4 bits."""
+    model.save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
     names = [name for name in stored if name.endswith("_proj.weight")]
-    written = gptq_tensors(stored, 64, names)
-    save_file(written, tmp_path / "model.safetensors")
-    document = json.loads((tmp_path / "config.json").read_text())
-    document["quantization_config"] = gptq_settings(64)
-    (tmp_path / "config.json").write_text(json.dumps(document))
+    save_file(gptq_tensors(stored, settings["group_size"], names), folder / "model.safetensors")
+    document = json.loads((folder / "config.json").read_text())
+    text = json.dumps(document | {"quantization_config": settings})
+    (folder / "config.json").write_text(text)
 
-    kept = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="int4", keeps_4_bits=True))
-    assert types_of_experts(kept) == ["u4"] * 2 * NUM_LAYERS
-    exact = load_openvino_runner(replace(CONFIG, path=tmp_path))
-    wanted = logits_of(exact)
-    error = float((logits_of(kept) - wanted).std() / wanted.std())
-    assert error < 0.05  # embedding and output layer have 8 bits
+
+def check_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experts are the file's own, now and from the file of converted weights."""
+    exact = logits_of(load_openvino_runner(replace(CONFIG, path=folder)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    config = replace(
+        CONFIG, path=folder, weights="int8", keeps_experts=True, weights_cache_bytes=1 << 30
+    )
+    errors = []
+    for _ in range(2):
+        runner = load_openvino_runner(config)
+        assert "int8 weights, experts in 4 bits as in the file" in runner.about
+        assert types_of_experts(runner) == ["u4"] * 2 * NUM_LAYERS
+        errors.append(float((logits_of(runner) - exact).std() / exact.std()))
+        index = next((folder / "cache").glob("**/weights/*.json"), None)
+        for _ in range(100):  # a thread writes it
+            index = index or next((folder / "cache").glob("**/weights/*.json"), None)
+            time.sleep(0 if index else 0.05)
+        assert index is not None
+        assert index.read_text().count("4 bits as in the file") == 2 * NUM_LAYERS
+    assert errors[0] == errors[1] < 0.05  # the others have 8 bits
+
+    rounded = load_openvino_runner(replace(config, keeps_experts=False))
+    assert types_of_experts(rounded) == ["i8"] * 2 * NUM_LAYERS
+    assert "experts" not in rounded.about
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_4_bits_of_a_quantised_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    quantise(tmp_path, make_model(), gptq_settings(group))
+    check_kept(tmp_path, monkeypatch)
+
+
+def test_4_bits_in_another_order_are_rounded(tmp_path: Path) -> None:
+    """Matrices of one group have no order."""
+    quantise(tmp_path, make_model(), gptq_settings(64, desc_act=True))
+    tensors = load_file(tmp_path / "model.safetensors")
+    ordered = {k: v.flip(0) if k.endswith("g_idx") else v for k, v in tensors.items()}
+    save_file(ordered, tmp_path / "model.safetensors")
+    config = replace(CONFIG, path=tmp_path, weights="int8", keeps_experts=True)
+    assert types_of_experts(load_openvino_runner(config)) == ["i8", "u4"] * NUM_LAYERS
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_4_bits_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    fields = {"count": NUM_EXPERTS, "used_count": 2, "feed_forward_length": 64}
+    changed = {f"qwen3moe.expert_{name}": value for name, value in fields.items()}
+    path = tmp_path / "m.gguf"
+    write_gguf(path, make_model(), few_fields(VOCAB_SIZE), kind, **changed)
+    check_kept(model_folder(path), monkeypatch)
 
 
 def test_a_missing_matrix_is_named(tmp_path: Path) -> None:

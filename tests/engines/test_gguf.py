@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import bpe_fields, few_fields, file_name, write_gguf
+from gguf_files import bpe_fields, few_fields, file_name, stored, write_gguf
 from gguf_models import fields, large_model, small_model, write
 from local_models import VOCAB_SIZE, make_model, make_runner
 from transformers import AutoConfig
@@ -28,6 +28,12 @@ from smartspec_py.engines.checkpoints import rows
 from smartspec_py.engines.checkpoints.checks import ModelError, check_files
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf import folder as folder_module
+from smartspec_py.engines.checkpoints.gguf.dequantise import (
+    FOUR_BITS,
+    KINDS,
+    dequantise,
+    four_bits,
+)
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.places import TYPES
 from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
@@ -56,10 +62,28 @@ def test_values_are_those_of_the_reference_dequantisation(tmp_path: Path, kind: 
     written = write(tmp_path / "m.gguf", fields(), kind)
     found = file_tensors(model_folder(tmp_path))
     assert set(found) == set(written)
-    for name, stored in written.items():
-        given = gguf.GGMLQuantizationType["F32" if stored.ndim == 1 else kind]
-        expected = gguf.quants.dequantize(stored, given)
+    for name, numbers in written.items():
+        given = gguf.GGMLQuantizationType["F32" if numbers.ndim == 1 else kind]
+        expected = gguf.quants.dequantize(numbers, given)
         np.testing.assert_array_equal(found[name].float().numpy(), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", FOUR_BITS)
+def test_integers_of_4_bits(kind: str) -> None:
+    """They stand for the numbers of the type, also where a scale is 0."""
+    block_bytes = KINDS[kind][0]
+    numbers = np.random.default_rng(0).normal(size=(8, 512)).astype(np.float32)
+    given = torch.from_numpy(stored(numbers, kind))
+    scale = slice(4, 8) if kind == "Q4_K" else slice(0, 2)
+    given.view(-1, block_bytes)[3, scale] = 0
+    integers, scales, zeros = four_bits(given, kind) or pytest.fail("it has 4 bits")
+    assert integers.dtype == torch.uint8
+    assert integers.max() == 15
+    groups = (integers.view(8, -1, 32) - zeros[:, :, None]) * scales[:, :, None]
+    expected = torch.empty(8, 512)
+    dequantise(given, kind, expected)
+    error = (groups - expected.view(8, -1, 32)).abs().amax(-1)
+    assert (error <= 1e-6 * scales.abs() * (15 + zeros.abs())).all()
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "F16"])

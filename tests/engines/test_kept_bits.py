@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.checkpoints.rows import TensorRows
 from smartspec_py.engines.runtimes import machine
-from smartspec_py.engines.runtimes.machine import has_vnni, keeps_4_bits
+from smartspec_py.engines.runtimes.machine import has_vnni, keeps_4_bits, keeps_experts
 from smartspec_py.engines.runtimes.openvino.products import Products
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Weights, to_int8
@@ -77,8 +77,9 @@ def test_the_graph_has_the_numbers_of_the_file(model: Any, form: str) -> None:
     )
     [[matrix]] = products._matrices([f"{name}.weight" for name in names], None)
     np.testing.assert_array_equal(values_of(matrix), np.concatenate(expected))
-    integers = [tensor for tensor in products.memory if isinstance(tensor, ov.Tensor)]
-    assert [tensor.element_type for tensor in integers] == [ov.Type.u4]
+    tensors = [tensor for tensor in products.memory if isinstance(tensor, ov.Tensor)]
+    types = [tensor.element_type for tensor in tensors]
+    assert types == [ov.Type.u4, ov.Type.f32, ov.Type.u8]  # integers, scales and zeros
 
 
 def write(folder: Path, model: Any, settings: dict[str, Any], ends: tuple[str, ...]) -> Any:
@@ -176,3 +177,4 @@ def test_auto_keeps_them_with_vnni(monkeypatch: pytest.MonkeyPatch, with_vnni: b
     monkeypatch.setattr(machine, "has_vnni", lambda: with_vnni)
     values = "auto", "int4", "int8", "stored", "fp8"
     assert [keeps_4_bits(value) for value in values] == [with_vnni, True, False, False, False]
+    assert [keeps_experts(value) for value in values] == [True, True, False, False, False]

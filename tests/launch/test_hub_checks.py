@@ -47,6 +47,8 @@ def test_what_does_not_fit_is_not_fetched(
     [
         ("qwen3", {}, 1.0),
         ("qwen3", {"weights": "stored"}, 2.0),
+        ("qwen3_moe", {}, 0.5),
+        ("qwen3_moe", {"weights": "int8"}, 1.0),
         ("qwen3", {"runtime": "torch"}, 4.0),
         ("qwen3", {"runtime": "torch", "dtype": "bfloat16"}, 2.0),
         ("gemma2, window 11", {}, 4.0),
@@ -55,8 +57,10 @@ def test_what_does_not_fit_is_not_fetched(
 def test_memory_of_a_weight(
     tmp_path: Path, kind: str, engine: dict[str, str], least: float
 ) -> None:
-    """PyTorch rounds no weights, and computes what OpenVINO cannot."""
-    write_gguf(tmp_path / "m.gguf", make_model(kind), few_fields(104))
+    """PyTorch rounds no weights, and computes what OpenVINO cannot. Experts may have 4 bits."""
+    fields = {"count": 6, "used_count": 2, "feed_forward_length": 24} if "moe" in kind else {}
+    changed = {f"qwen3moe.expert_{name}": value for name, value in fields.items()}
+    write_gguf(tmp_path / "m.gguf", make_model(kind), few_fields(104), **changed)
     write_folder(tmp_path / "m.gguf", tmp_path / "made")
     config = config_of(model="m", device="cpu", **engine)
     assert hub_check.check_settings(config, {"model": tmp_path / "made"})[0] == least

@@ -119,6 +119,28 @@ def test_smaller_keys_give_a_longer_context(
     assert found.context_len == expected
 
 
+@pytest.mark.parametrize(
+    ("weights", "keeps_experts", "expected"),
+    [("int8", True, 4_000), ("int8", False, 10_000), ("int4", False, 6_500)],
+)
+def test_experts_of_a_file_with_4_bits(
+    monkeypatch: pytest.MonkeyPatch, weights: str, keeps_experts: bool, expected: int
+) -> None:
+    """A third more than in the file."""
+    config = context.text_config(PAIR / "target")
+    config.model_type = "qwen3_moe"
+    monkeypatch.setattr(context, "text_config", lambda folder: config)
+    monkeypatch.setattr(context, "num_weights", lambda config: 10_000)
+    monkeypatch.setattr(context, "file_bytes", lambda folder: 3_000)
+    free = 100_000_000
+    monkeypatch.setattr(context, "free_bytes", lambda device: free)
+    found = context.choose_cache(
+        [PAIR / "target"], CPU, torch.float32, LIMITS,
+        weights=weights, has_blocks=True, keeps_experts=keeps_experts,
+    )  # fmt: skip
+    assert free - 2 * found.num_bytes == expected
+
+
 def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

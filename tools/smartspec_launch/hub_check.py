@@ -117,6 +117,7 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     ModelError or ConfigError.
     """
     from smartspec_py.engines.checkpoints.config import load_config
+    from smartspec_py.engines.checkpoints.experts import TYPES
     from smartspec_py.engines.checkpoints.pair import check_pair_settings
     from smartspec_py.engines.drafts.eagle.head import is_eagle, read_config
     from smartspec_py.engines.local import devices
@@ -138,7 +139,10 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     if runtimes == {PYTORCH} and weights in ("auto", "stored"):
         dtype = devices.dtype_of(engine.dtype, device, folders["model"])
         return dtype.itemsize, free_bytes(device)
-    return LEAST_BYTES["int8" if weights == "auto" else weights], free_bytes(device)
+    if weights == "auto":
+        types = {load_config(each, limits.context_len).model_type for each in models}
+        weights = "int4" if types & {*TYPES} else "int8"  # experts may keep 4 bits of the file
+    return LEAST_BYTES[weights], free_bytes(device)
 
 
 def _num_weights(folder: Path, num_bytes: int) -> int:

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
+TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""Types of models with experts whose files have these names."""
+
 EXPERTS = ".experts."
 """In the names of the tensors of experts."""
 

@@ -68,7 +68,8 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 class Integers:
     """A matrix as its file has it. See `Rows`.
 
-    values: [out, in], of so many bits; with 4, they are 0 to 15. zeros, scales: [out, groups].
+    values: [out, in], of so many bits; with 4, they are 0 to 15. zeros, scales: [out, groups];
+    those of GGUF's types are float32.
     group_of: of each column; None for adjacent groups of equal size.
     """
 

@@ -256,8 +256,8 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         return self._tensors.group if isinstance(self._tensors, QuantizedTensors) else 0
 
     def integers(self, name: str) -> Integers | None:
-        """The matrix as its file has it; None if it is not quantised, or is in a GGUF file."""
-        if not isinstance(self._tensors, QuantizedTensors):
+        """The matrix as its file has it; None if that is in numbers, or not in 4 bits of GGUF."""
+        if not isinstance(self._tensors, QuantizedTensors | GgufWeights):
             return None
         matrix = self._tensors.integers(self._names[name])
         if matrix is not None:

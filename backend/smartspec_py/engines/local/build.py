@@ -50,7 +50,7 @@ from smartspec_py.engines.model_files import (
 from smartspec_py.engines.phases import unreported
 from smartspec_py.engines.profile import cached_profile, fingerprint, profile_path
 from smartspec_py.engines.proposer import Proposer
-from smartspec_py.engines.runtimes.machine import keeps_4_bits, thread_count
+from smartspec_py.engines.runtimes.machine import keeps_4_bits, keeps_experts, thread_count
 from smartspec_py.engines.runtimes.openvino.model_types import auto_weights
 from smartspec_py.engines.runtimes.runner import OPENVINO, PYTORCH, STORED, RunnerConfig
 from smartspec_py.faults import ConfigError
@@ -135,7 +135,16 @@ def _read(
     runtimes = [runtime_of(each, device, config, limits.context_len) for each in models]
     weights = _weights(config, model, limits.context_len, runtimes[0])
     has_blocks = PYTORCH not in runtimes
-    size = choose_cache(models, device, dtype, limits, config.kv_cache, weights, has_blocks)
+    size = choose_cache(
+        models,
+        device,
+        dtype,
+        limits,
+        config.kv_cache,
+        weights,
+        has_blocks,
+        keeps_experts=keeps_experts(config.weights),
+    )
     text = "context: %d tokens, prompt and text together (%s)"
     logger.info(text, size.context_len, size.reason)
     limits = limits.model_copy(update={"max_context_len": size.context_len})
@@ -152,6 +161,7 @@ def _read(
         adapters=_adapters(config, model, limits.context_len, folder),
         cache_bytes=size.num_bytes if has_blocks else math.inf,
         keeps_4_bits=keeps_4_bits(config.weights),
+        keeps_experts=keeps_experts(config.weights),
         weights_cache_bytes=config.weights_cache_bytes,
     )
     kinds: list[DraftKind] = [] if draft is None else [DraftModelKind(draft)]

@@ -15,7 +15,9 @@ import torch
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.checkpoints.config import num_weights, text_config
+from smartspec_py.engines.checkpoints.experts import TYPES
 from smartspec_py.engines.checkpoints.pair import positions_of
+from smartspec_py.engines.checkpoints.tensors import num_bytes as file_bytes
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
 from smartspec_py.engines.runtimes.runner import bytes_per_token, cache_dtype
 from smartspec_py.faults import ConfigError
@@ -29,6 +31,10 @@ too."""
 
 COMPRESSED_BYTES = {"int8": 1.0, "int4": 0.65}
 """Of a weight, by `RunnerConfig.weights`; with 4 bits, those of the smallest groups."""
+
+MOST_OF_FILE = 4 / 3
+"""Bytes in memory of a matrix in 4 bits of a file, per byte there: those of GGUF, whose scales and
+zeros become float32."""
 
 STEP = 512
 """A context length that memory limits is a multiple of this. The cached profile depends on the
@@ -56,19 +62,23 @@ def choose_cache(
     kv_cache: str = "auto",
     weights: str = "stored",
     has_blocks: bool = False,
+    keeps_experts: bool = False,
 ) -> CacheSize:
     """The cache for these models together.
 
-    models: the folder of each model, the target first. kv_cache, weights: see `RunnerConfig`.
-    has_blocks: whether OpenVINO computes all models.
+    models: the folder of each model, the target first. kv_cache, weights, keeps_experts: see
+    `RunnerConfig`. has_blocks: whether OpenVINO computes all models.
 
     Raises ConfigError.
     """
     configs = [text_config(folder) for folder in models]
     num_rows, left = 1 if has_blocks else limits.max_sequences, free_bytes(device)
     each, is_compressed = 0, weights in COMPRESSED_BYTES  # each: bytes of a token of each row
-    for config in configs:
-        left -= int(num_weights(config) * COMPRESSED_BYTES.get(weights, dtype.itemsize))
+    for folder, config in zip(models, configs, strict=True):
+        of_weights = int(num_weights(config) * COMPRESSED_BYTES.get(weights, dtype.itemsize))
+        if keeps_experts and is_compressed and config.model_type in TYPES:
+            of_weights = min(of_weights, int(MOST_OF_FILE * file_bytes(folder)))
+        left -= of_weights
         of_keys = _key_dtype(dtype, is_compressed) if has_blocks else cache_dtype(device, dtype)
         each += num_rows * bytes_per_token(config, of_keys, kv_cache)
     share = int(CACHE_SHARE * max(0, left))

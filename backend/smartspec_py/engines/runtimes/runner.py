@@ -43,7 +43,8 @@ class RunnerConfig:
     num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
     cache_bytes: memory for keys and values of a runner with blocks. keeps_4_bits: use matrices that
     a checkpoint has in 4 bits as they are, unless weights are stored, where the runner can; of a
-    loaded runner, whether it does. weights_cache_bytes: see `config.LocalEngineConfig`.
+    loaded runner, whether it does. keeps_experts: the same of the matrices of experts.
+    weights_cache_bytes: see `config.LocalEngineConfig`.
     """
 
     path: Path
@@ -60,12 +61,14 @@ class RunnerConfig:
     adapters: Adapters = NO_ADAPTERS
     cache_bytes: float = math.inf
     keeps_4_bits: bool = False
+    keeps_experts: bool = False
     weights_cache_bytes: int = 0
 
     @property
     def weights_text(self) -> str:
         """What to say of the weights behind the name of the runtime."""
         kept = ", 4 bits as in the file" if self.keeps_4_bits else ""
+        kept += ", experts in 4 bits as in the file" if self.keeps_experts else ""
         return "" if self.weights == STORED else f", {self.weights} weights{kept}"
 
     @property

@@ -28,6 +28,26 @@ def dequantise(stored: torch.Tensor, kind: str, numbers: torch.Tensor) -> None:
     compute(stored.view(-1, block_bytes), numbers.view(-1, block_len))
 
 
+def four_bits(
+    stored: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """What bytes [rows, bytes per row] of this type stand for, if it has 4 bits: integers, uint8
+    [rows, width], and scales and zeros in groups of 32, float32 [rows, groups]. A number is
+    (integer - zero) * scale, but for the last bit."""
+    if kind not in FOUR_BITS:
+        return None
+    block_bytes, _, _ = KINDS[kind]
+    blocks = stored.view(-1, block_bytes)
+    integers, scales, least = FOUR_BITS[kind](blocks)
+    # A block of equal numbers may have no scale.
+    is_equal = scales == 0
+    zeros = torch.where(is_equal, 1.0, -least / scales)
+    integers.view(*scales.shape, 32)[is_equal] = 0
+    scales = torch.where(is_equal, -least, scales)
+    num_rows = len(stored)
+    return integers.view(num_rows, -1), scales.view(num_rows, -1), zeros.view(num_rows, -1)
+
+
 def _by_package(stored: torch.Tensor, kind: str, numbers: torch.Tensor) -> None:
     import gguf
 
@@ -102,6 +122,25 @@ KINDS: dict[str, tuple[int, int, Callable[[torch.Tensor, torch.Tensor], None]]] 
 numbers]."""
 
 
+def _four_bits_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scales = _halves(blocks, 0)
+    return _bytes(_nibbles(blocks[:, 2:], 16)), scales, -8 * scales
+
+
+def _four_bits_1(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _bytes(_nibbles(blocks[:, 4:], 16)), _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _four_bits_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scales, least = _scales(blocks)
+    return _bytes(_nibbles(blocks[:, 16:], 32)), scales, -least
+
+
+FOUR_BITS = {"Q4_0": _four_bits_0, "Q4_1": _four_bits_1, "Q4_K": _four_bits_k}
+"""For each type of 4 bits, what computes of blocks [n, bytes] the integers, uint8 [n, numbers], and
+for each 32 of them the scale and what integer 0 stands for, float32 [n, numbers / 32]."""
+
+
 def _halves(blocks: torch.Tensor, first: int) -> torch.Tensor:
     """The float16 at this byte, as float32 [blocks, 1]."""
     return blocks[:, first : first + 2].contiguous().view(torch.float16).float()
@@ -136,8 +175,13 @@ def _bytes(words: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(numbers: torch.Tensor, blocks: torch.Tensor) -> None:
+    scales, least = _scales(blocks)
+    numbers.view(-1, 8, 32).mul_(scales[:, :, None]).sub_(least[:, :, None])
+
+
+def _scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of Q4_K and Q5_K: each 32 numbers have a scale and a minimum of 6 bits."""
     low, middle, high = blocks[:, 4:16].reshape(-1, 3, 4).unbind(1)
     scales = torch.cat([low & 63, (high & 15) | (low >> 2 & 48)], 1) * _halves(blocks, 0)
     least = torch.cat([middle & 63, high >> 4 | (middle >> 2 & 48)], 1) * _halves(blocks, 2)
-    numbers.view(-1, 8, 32).mul_(scales[:, :, None]).sub_(least[:, :, None])
+    return scales, least

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from smartspec_py.engines.checkpoints.gguf.dequantise import dequantise
+from smartspec_py.engines.checkpoints.gguf.dequantise import dequantise, four_bits
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.gguf.places import ZEROS
+from smartspec_py.engines.checkpoints.quantized import Integers
 from smartspec_py.engines.checkpoints.rows import whole
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -43,6 +44,15 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         """The matrix, or the vector as one row. The file must have it."""
         place = self._places[name]
         return GgufMatrix(place, self._bytes[place["file"]])
+
+    def integers(self, name: str) -> Integers | None:
+        """The matrix as the file has it, if that is in 4 bits."""
+        matrix = self.rows(name)
+        found = four_bits(matrix.stored(slice(None)), self._places[name]["type"])
+        if found is None:
+            return None
+        integers, scales, zeros = found
+        return Integers(integers, zeros, scales, num_bits=4, group_of=None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
+from smartspec_py.engines.checkpoints import experts
 from smartspec_py.engines.checkpoints.checks import SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
-    *("gemma3_text", "granite", "llama", "ministral3", "mistral", "mixtral", "olmoe", "phi3"),
-    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+    *("gemma3_text", "granite", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3"),
+    "smollm3",
+    *experts.TYPES,
 )
 """Supported values of `model_type`. These models have RMS norms before attention and a gated MLP,
 or a mixture of such experts. Layers may have biases, norms of queries and keys, norms after

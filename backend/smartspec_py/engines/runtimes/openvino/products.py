@@ -67,6 +67,7 @@ class Products:
         is_half: bool,
         most_width: int | None = None,
         keeps_4_bits: bool = False,
+        keeps_experts: bool = False,
         adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         """model: of Transformers; only its structure is used. num_bits: of the weights of products,
@@ -75,11 +76,14 @@ class Products:
         and weights are rotated in blocks of so many columns. is_half: whether products have half
         precision. most_width: products with compressed weights are computed in parts of at most
         this width; None computes each as a whole. keeps_4_bits: use the matrices of layers that
-        `Weights.kept` gives. adapters: whose matrices A are among the weights, see MATRIX_A.
+        `Weights.kept` gives. keeps_experts: the same of experts. adapters: whose matrices A are
+        among the weights, see MATRIX_A.
         """
         self.weights, self.num_bits, self.group, self.is_half = weights, num_bits, group, is_half
         self.block = block
         self.most_width, self.keeps_4_bits = most_width, keeps_4_bits
+        self._keeps_experts = keeps_experts
+        self.has_kept_experts = False
         self.adapters = adapters
         self.memory: list[Any] = []
         self.inputs: dict[str, Any] = {}
@@ -180,9 +184,10 @@ class Products:
         if not self.num_bits:
             weight = self.weights.stored(*names)
             return self.stored(weight.view(num, -1, weight.shape[1]))
-        kept = [self._kept(name) for name in names]
-        if None not in kept:
-            [weight] = self._int4([joined([one for one in kept if one is not None])], num)
+        kept = self.weights.kept_of_experts(*names) if self._keeps_experts else None
+        if kept is not None:
+            self.has_kept_experts = True
+            [weight] = self._int4([kept], num)
         elif self.num_bits == 8:
             [weight] = self._int8(self.weights.int8(*names), None, num)
         else:
@@ -241,11 +246,13 @@ class Products:
             whole = _stacked((num_out, width), num)
             shape = *whole[:-1], num_groups, width // num_groups
             integers = self._constant(part.values, shape, ov.Type.u4)
-            zero, scale = (
-                op.constant(numbers.numpy().reshape(*shape[:-1], 1))
-                for numbers in (part.zero, part.scale)
-            )
-            shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
+            of_groups = *shape[:-1], 1
+            scale = self._constant(part.scale, of_groups, ov.Type.f32)
+            is_whole = part.zero.dtype == torch.uint8
+            zero = self._constant(part.zero, of_groups, ov.Type.u8 if is_whole else ov.Type.f32)
+            if is_whole:
+                zero = op.convert(zero, np.float32)
+            shifted = op.subtract(op.convert(integers, np.float32), zero)
             made.append(op.reshape(op.multiply(shifted, scale), ints(*whole), special_zero=False))
         return made
 
@@ -257,7 +264,7 @@ class Products:
 
     def _constant(self, numbers: torch.Tensor, shape: Sequence[int], dtype: ov.Type) -> Any:
         """A constant on the memory of the numbers, which may hold several values in a byte."""
-        array = numbers.numpy()
+        array = np.ascontiguousarray(numbers.numpy())
         tensor = ov.Tensor(array, ov.Shape(list(shape)), dtype)
         self.memory += [array, tensor]
         return op.constant(tensor, shared_memory=True)

@@ -41,6 +41,7 @@ from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
 from smartspec_py.engines.checkpoints.experts import EXPERTS, by_expert, usual_name
+from smartspec_py.engines.checkpoints.experts import TYPES as EXPERT_TYPES
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
     check_complete,
@@ -166,6 +167,7 @@ class OpenVinoRunner(Runner):
         )
         built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
         self._memory = products.memory
+        self.config = replace(config, keeps_experts=products.has_kept_experts)
         share_constants(built)
         of_model.finish()
         num_parameters = sum(weight.numel() for weight in model.parameters())
@@ -370,6 +372,7 @@ def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: _Numb
         is_half=config.dtype in HALF,
         most_width=MOST_WIDTH if numbers.is_bounded else None,
         keeps_4_bits=config.keeps_4_bits,
+        keeps_experts=config.keeps_experts,
         adapters=config.adapters,
     )
 
@@ -442,11 +445,14 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     files.expect(tensors)
     if is_tied and {head, embedding} <= names:
         check_tied(torch.equal(files[embedding], files[head]), config.path)
-    file = _weights_file(config, model.num_parameters())
+    with_experts = hf_config.model_type in EXPERT_TYPES
+    file = _weights_file(config, model.num_parameters(), with_experts)
     return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
 
 
-def _weights_file(config: RunnerConfig, num_parameters: int) -> WeightsFile | None:
+def _weights_file(
+    config: RunnerConfig, num_parameters: int, with_experts: bool
+) -> WeightsFile | None:
     """None if weights are as stored, or joined with adapters."""
     num_bytes = num_parameters * NUM_BITS[config.weights] // 8
     if not num_bytes or not config.weights_cache_bytes or config.adapters.names:
@@ -455,7 +461,8 @@ def _weights_file(config: RunnerConfig, num_parameters: int) -> WeightsFile | No
         cache_dir() / "weights",
         source_files(config.path),
         f"{config.weights}, {config.dtype}, {'' if has_vnni() else 'no '}VNNI"
-        + (", 4 bits as they are" if config.keeps_4_bits else ""),
+        + (", 4 bits as they are" if config.keeps_4_bits else "")
+        + (", those of experts as they are" if config.keeps_experts and with_experts else ""),
         num_bytes=num_bytes,
         most_bytes=config.weights_cache_bytes,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -35,7 +35,7 @@ class Compressed:
 
     8 bits: values int8 [out, in], scale float32 [out, 1], zero 0. 4 bits: values of 0 to 15 in
     groups along `in`, two in a byte, the first in the low half: uint8 [out, in / 2]; scale float32
-    [out, groups, 1]; zero uint8 [out, groups, 1].
+    [out, groups, 1]; zero [out, groups, 1], of uint8 or float32.
     """
 
     values: torch.Tensor
@@ -116,15 +116,35 @@ class Weights:
     def kept(self, name: str) -> Compressed | None:
         """The matrix with the file's own integers, zeros and scales, if the file has it in 4 bits
         and in groups of `kept_group`; else None."""
-        read: Callable[[str], Integers | None] | None = getattr(self._files, "integers", None)
-        matrix = read(name) if read is not None and name not in self._added else None
+        matrix = self._integers(name)
         if matrix is None or matrix.num_bits != 4 or matrix.group != self.kept_group:
             return None
         if not 0 <= matrix.zeros.min() <= matrix.zeros.max() <= 15:  # of old files, in 8 bits
             return None
-        first, second = matrix.values.view(len(matrix.values), -1, 2).unbind(-1)
-        scale, zero = matrix.scales.float(), matrix.zeros.to(torch.uint8)
-        return Compressed(first | second << 4, scale[:, :, None], zero[:, :, None])
+        return _packed(replace(matrix, zeros=matrix.zeros.to(torch.uint8)))
+
+    def kept_of_experts(self, *names: str) -> Compressed | None:
+        """The matrices of these names as one, each with the file's own integers, zeros and scales;
+        None if the file has not 4 bits with adjacent groups for all."""
+        key = json.dumps(["4 bits as in the file", *names])
+        if key not in self._compressed:
+            found = self._file.found(key) if self._file else None
+            if found is None:
+                parts = []
+                for name in names:
+                    matrix = self._integers(name)
+                    if matrix is None or matrix.num_bits != 4 or not matrix.group:
+                        return None
+                    parts.append(_packed(replace(matrix, zeros=matrix.zeros.float())))
+                whole = joined(parts)
+                numbers = [whole.values, whole.scale, whole.zero]
+                found = self._file.get(key, lambda: numbers) if self._file else numbers
+            self._compressed[key] = [Compressed(*found)]
+        return self._compressed[key][0]
+
+    def _integers(self, name: str) -> Integers | None:
+        read: Callable[[str], Integers | None] | None = getattr(self._files, "integers", None)
+        return read(name) if read is not None and name not in self._added else None
 
     def with_added(self, added: Mapping[str, torch.Tensor]) -> Weights:
         """The same with these tensors too."""
@@ -145,6 +165,13 @@ class Weights:
         if read is None or name in self._added:
             return TensorRows(self.tensors[name].detach())
         return read(name)
+
+
+def _packed(matrix: Integers) -> Compressed:
+    """Of 4 bits."""
+    first, second = matrix.values.view(len(matrix.values), -1, 2).unbind(-1)
+    scale = matrix.scales.float()
+    return Compressed(first | second << 4, scale[:, :, None], matrix.zeros[:, :, None])
 
 
 def joined(parts: list[Compressed]) -> Compressed:

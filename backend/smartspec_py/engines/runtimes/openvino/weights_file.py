@@ -70,8 +70,8 @@ class WeightsFile:
 
     def get(self, key: str, make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         """The tensors of this key. Calls `make`, and keeps what it returns, if there are none."""
-        if key in self._places:
-            return [self._mapped(*place) for place in self._places[key]]
+        if (found := self.found(key)) is not None:
+            return found
         tensors = make()
         if self._out is None:
             return tensors
@@ -82,6 +82,12 @@ class WeightsFile:
             self._places.pop(key, None)
             self._give_up(error)
             return tensors
+        return [self._mapped(*place) for place in self._places[key]]
+
+    def found(self, key: str) -> list[torch.Tensor] | None:
+        """The tensors of this key; None if the file has none."""
+        if key not in self._places:
+            return None
         return [self._mapped(*place) for place in self._places[key]]
 
     def finish(self) -> None:
