@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.checks import ModelError, check_sizes
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
@@ -78,6 +78,33 @@ def test_a_checkpoint(tmp_path: Path, kind: str) -> None:
     assert sum(".experts.5." in name for name in names) == 3 * NUM_LAYERS
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path))
     assert torch.equal(logits_of(runner), logits_of(OpenVinoRunner(model, CONFIG)))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+def test_a_checkpoint_with_one_tensor_for_all_experts(tmp_path: Path, kind: str) -> None:
+    """As Transformers has them itself."""
+    model = make_model(kind)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert "model.layers.0.mlp.experts.down_proj" in load_file(tmp_path / "model.safetensors")
+    runner = load_openvino_runner(replace(CONFIG, path=tmp_path))
+    assert torch.equal(logits_of(runner), logits_of(OpenVinoRunner(model, CONFIG)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("num_experts_per_tok", 0, "a whole number in 1..6"),
+        ("num_experts_per_tok", 7, "a whole number in 1..6"),
+        ("num_local_experts", -1, "a whole number in 0..100000000"),
+        ("moe_intermediate_size", 0, "a whole number in 1..100000000"),
+    ],
+)
+def test_impossible_numbers(field: str, value: Any, rule: str) -> None:
+    config = AutoConfig.for_model("qwen3_moe", **SIZES)
+    setattr(config, field, value)
+    text = f"m has the {field} {value} in its config.json, which must be {rule}: replace it"
+    with pytest.raises(ModelError, match=text):
+        check_sizes("m", config)
 
 
 def test_8_bits(tmp_path: Path) -> None:

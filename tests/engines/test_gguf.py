@@ -255,6 +255,7 @@ EXPERTS_FIELDS = {
     "qwen3moe.expert_count": 6,
     "qwen3moe.expert_used_count": 2,
     "qwen3moe.expert_feed_forward_length": 24,
+    "qwen3moe.expert_shared_feed_forward_length": 0,  # as files of Qwen3-Coder have it
 }
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.config import LimitsConfig, LocalEngineConfig
 from smartspec_py.constants import DRAFT_MODEL
@@ -31,11 +33,11 @@ PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 LIMITS = LimitsConfig(max_sequences=2, max_context_len=64, max_draft_len=2, prefill_chunk=16)
 
 
-def config(draft: str = "draft", **changes: Any) -> LocalEngineConfig:
+def config(draft: str | None = "draft", **changes: Any) -> LocalEngineConfig:
     return LocalEngineConfig(
         **{
             "model": str(PAIR / "target"),
-            "draft": str(PAIR / draft),
+            "draft": str(PAIR / draft) if draft else None,
             "device": "cpu",
             "num_threads": 1,
             **changes,
@@ -162,6 +164,24 @@ def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path: Path, is_damaged
     with pytest.raises(ConfigError, match=sentence) as caught:
         build_local.build_local(config(model=str(folder)), LIMITS, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_experts_are_computed_in_float32(tmp_path: Path) -> None:
+    """Whatever the processor has: products with experts in half precision may have other bits."""
+    of_target = AutoConfig.from_pretrained(PAIR / "target")
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    of_experts = AutoConfig.for_model(
+        "qwen3_moe", vocab_size=of_target.vocab_size, hidden_size=32, head_dim=8,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, **sizes,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(of_experts).save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(PAIR / "target" / file, tmp_path)
+    given = config(model=str(tmp_path), draft=None, dtype="bfloat16", weights="int8")
+    engine = build_local.build_local(given, LIMITS, tmp_path)
+    assert engine.facts["dtype"] == "float32"
+    assert engine.kernels.endswith("int8 weights")
+    engine.target.close()
 
 
 def own(**changes: Any) -> RunnerConfig:

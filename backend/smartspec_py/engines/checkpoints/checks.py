@@ -88,6 +88,8 @@ SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
@@ -305,6 +307,7 @@ def check_sizes(name: str, config: Any) -> None:
         value = getattr(config, field, None)
         if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
             raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+    _check_experts(name, config)
     for field in EPSILONS:
         value = getattr(config, field, None)
         if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
@@ -319,6 +322,20 @@ def check_sizes(name: str, config: Any) -> None:
     if padding is not None and padding >= config.vocab_size:
         rule = f"less than the vocab_size of {config.vocab_size}"
         raise wrong_field(name, "pad_token_id", padding, rule)
+
+
+def _check_experts(name: str, config: Any) -> None:
+    """Transformers has checked that these are whole numbers."""
+    num_experts = 0
+    for field in ("num_local_experts", "num_experts"):
+        value = getattr(config, field, None) or 0
+        if not 0 <= value <= MOST_SIZE:
+            raise wrong_field(name, field, value, f"a whole number in 0..{MOST_SIZE}")
+        num_experts = max(num_experts, value)
+    num_chosen = getattr(config, "num_experts_per_tok", None)
+    if num_experts and num_chosen is not None and not 0 < num_chosen <= num_experts:
+        rule = f"a whole number in 1..{num_experts}"
+        raise wrong_field(name, "num_experts_per_tok", num_chosen, rule)
 
 
 def is_eagle(document: Mapping[str, Any]) -> bool:

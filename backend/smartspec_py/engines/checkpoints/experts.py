@@ -1,12 +1,13 @@
 """The matrices of experts by their names in files.
 
-A file has each matrix of each expert. Transformers has all those of a layer in one tensor, with
-gate and up of an expert one after the other.
+A file has each matrix of each expert. Transformers has those of a layer in one tensor for all
+experts, with gate and up of an expert one after the other. It can write files of that form too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -18,7 +19,6 @@ EXPERTS = ".experts."
 
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The matrices of an expert in a tensor of Transformers."""
-
 
 OF_MIXTRAL = {
     ".block_sparse_moe.": ".mlp.",
@@ -37,21 +37,46 @@ def usual_name(name: str) -> str:
     return name
 
 
-def by_expert(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a model of Transformers by their names in files. Those of experts share the
-    memory of the model's."""
-    found = {}
-    for name, tensor in tensors.items():
-        if EXPERTS not in name:
-            found[name] = tensor
-            continue
-        mlp, part = name.split(EXPERTS)
-        for expert, matrix in enumerate(tensor):
-            names = expert_names(mlp, expert, part)
-            found |= zip(names, matrix.chunk(len(names)), strict=True)
-    return found
-
-
 def expert_names(mlp: str, expert: int, part: str) -> list[str]:
     """Names of the matrices of an expert. mlp: name of the layer's MLP. part: see PARTS."""
     return [f"{mlp}{EXPERTS}{expert}.{matrix}.weight" for matrix in PARTS[part]]
+
+
+class _Place(NamedTuple):
+    """Of a matrix: the name of its tensor, and if that has several, its expert and its part."""
+
+    tensor: str
+    expert: int | None = None
+    part: int = 0
+    num_parts: int = 1
+
+
+class ByExpert(Mapping[str, torch.Tensor]):
+    """Tensors of a model of Transformers, or of files, by their names in files with a tensor for
+    each matrix. Those of experts share the memory of the given ones."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._places: dict[str, _Place] = {}
+        for name in tensors:
+            mlp, _, part = name.rpartition(EXPERTS)
+            if not mlp or part not in PARTS:
+                self._places[name] = _Place(name)
+                continue
+            for expert in range(len(tensors[name])):
+                names = expert_names(mlp, expert, part)
+                for i, matrix in enumerate(names):
+                    self._places[matrix] = _Place(name, expert, i, len(names))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        place = self._places[name]
+        tensor = self._tensors[place.tensor]
+        if place.expert is None:
+            return tensor
+        return tensor[place.expert].chunk(place.num_parts)[place.part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)

@@ -25,6 +25,7 @@ from smartspec_py.engines.checkpoints.checks import (
     read_json,
     weight_files,
 )
+from smartspec_py.engines.checkpoints.experts import ByExpert
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.gguf.weights import GgufWeights
 from smartspec_py.engines.checkpoints.quantized import Integers, QuantizedTensors
@@ -92,25 +93,29 @@ def _check_once(path: Path, known: Iterable[str], names: Iterable[str]) -> None:
 
 
 class _Safetensors(Mapping[str, torch.Tensor]):
-    """The files stay open: some models have 20,000 tensors, and opening takes a millisecond."""
+    """The last file stays open: some have 20,000 tensors, and opening takes a millisecond."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
+        self._opened: tuple[Path, Any] = Path(), None
         self.types: dict[str, torch.dtype] = {}
         for path in paths:
             try:
-                file: Any = safe_open(path, "pt")
-                names = list(file.keys())
-                types = {name: file.get_tensor(name).dtype for name in names}
+                with safe_open(path, "pt") as file:
+                    names = list(file.keys())
+                    types = {name: file.get_tensor(name).dtype for name in names}
             except (SafetensorError, RuntimeError) as error:  # such as a type of 6 bits
                 reason = first_line(error)
                 raise ModelError(f"{path} cannot be loaded ({reason}): replace it") from error
             _check_once(path, self._files, types)
-            self._files |= dict.fromkeys(types, file)
+            self._files |= dict.fromkeys(types, path)
             self.types |= types
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        opened, path = self._opened, self._files[name]
+        if opened[0] != path:
+            self._opened = opened = path, safe_open(path, "pt")
+        tensor: torch.Tensor = opened[1].get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -206,6 +211,8 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         tensor of another type or shape, or with a number that is not finite in this precision."""
         self._folder, self._dtype = folder, dtype
         self._tensors = file_tensors(folder)
+        if not isinstance(self._tensors, GgufWeights | QuantizedTensors):
+            self._tensors = ByExpert(self._tensors)
         self._names = {name: name for name in self._tensors}
         """In the files, by the names of the model's parameters."""
         self._checked: set[str] = set()

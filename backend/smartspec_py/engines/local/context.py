@@ -30,7 +30,7 @@ CACHE_SHARE = 0.5
 too."""
 
 COMPRESSED_BYTES = {"int8": 1.0, "int4": 0.65}
-"""Of a weight, by `RunnerConfig.weights`; with 4 bits, those of the smallest groups."""
+"""Of a weight, by `RunnerConfig.weights`: with 4 bits, of layers with the smallest groups."""
 
 MOST_OF_FILE = 4 / 3
 """Bytes in memory of a matrix in 4 bits of a file, per byte there: those of GGUF, whose scales and

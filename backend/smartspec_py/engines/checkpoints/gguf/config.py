@@ -167,8 +167,14 @@ def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _experts(of: Fields) -> dict[str, Any]:
-    """Those of all layers."""
+    """The settings of experts, which are the same in all layers. Their shares are normalised
+    without a field that says so."""
     of.only("expert_weights_scale", 1.0, 0.0)  # 0 means 1
+    of.only("expert_shared_feed_forward_length", 0)
+    of.only("expert_gating_func", 1)  # softmax
+    of.only("expert_weights_norm", True)
+    of.only("expert_group_count", 1)
+    of.only("expert_group_used_count", 1)
     num_experts = of.integer("expert_count")
     return {
         "num_experts": num_experts,

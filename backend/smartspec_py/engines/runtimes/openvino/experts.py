@@ -18,8 +18,8 @@ from smartspec_py.engines.runtimes.openvino.operators import int_, ints, paramet
 from smartspec_py.engines.runtimes.openvino.products import Products
 
 NUM_TOKENS = "num_tokens"
-"""A vector of one number, int64: the tokens of a pass without its padding, whose experts would be
-read for nothing. There is none without experts."""
+"""A vector of one number, int64: how many tokens a pass has without its padding. Experts of padding
+would be read for nothing. Graphs without experts have no such input."""
 
 
 def has_experts(mlp: Any) -> bool:
@@ -40,8 +40,8 @@ class Experts:
         self.inputs = {NUM_TOKENS: self._num_tokens}
 
     def mixed(self, name: str, mlp: Any, normed: Any, activated: Callable[[Any], Any]) -> Any:
-        """What the experts give for the tokens, [1, N, hidden_size]; for padding, what they give
-        for another token. name: of the MLP. normed: the MLP's input. activated: of the gate."""
+        """What the experts give for the tokens, [1, N, hidden_size], and for padding anything.
+        name: of the MLP. normed: the MLP's input. activated: of the gate."""
         states = op.squeeze(normed, int_(0))
         shares, experts = self._route(name, mlp.gate, states)
         num_chosen, width = mlp.gate.top_k, mlp.gate.hidden_dim
@@ -74,7 +74,8 @@ class Experts:
         return self._products.stacked(names, num_experts)
 
     def _padded(self, states: Any, like: Any) -> Any:
-        """[1, N, hidden_size]. like: [N, ...]."""
+        """states: of the tokens without padding, [n, hidden_size]. like: of all, [N, ...]. Returns
+        [1, N, hidden_size], where padding has the last token's."""
         all_tokens = op.range(
             int_(0), op.gather(op.shape_of(like), int_(0), int_(0)), int_(1), "i64"
         )

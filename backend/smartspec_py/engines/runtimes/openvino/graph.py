@@ -55,8 +55,8 @@ class DecoderGraph:
         self.head_dim: int = model.model.layers[0].self_attn.head_dim
         self.inputs = {name: parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
         self.inputs |= products.inputs
-        self.experts = Experts(products)
         if any(has_experts(layer.mlp) for layer in model.model.layers):
+            self.experts = Experts(products)
             self.inputs |= self.experts.inputs
         self.longest = parameter(LONGEST, [], np.int32)
         self.caches = [

@@ -6,8 +6,8 @@ of one token (docs/research/performance.md). It supports the models of `can_writ
 The logits of a token have the same bits in every pass, whatever else the pass computes, however
 its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
 that sum in different orders, so each kind of token is always computed by the same ones:
-- No product has a single row, but each of those with experts has, see `experts`. A lone token gets
-  a padding token beside it, or its copy.
+- Products with experts have one row each, see `experts`. No other product has a single row: a lone
+  token gets a padding token beside it, or its copy.
 - Products in float32 have no weights of half precision, see `graph`.
 - If weights have 8 or 4 bits and activations are not rounded to 8 bits, products are in float32, at
   most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
@@ -40,7 +40,7 @@ import torch
 from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
-from smartspec_py.engines.checkpoints.experts import EXPERTS, by_expert, usual_name
+from smartspec_py.engines.checkpoints.experts import EXPERTS, ByExpert, usual_name
 from smartspec_py.engines.checkpoints.experts import TYPES as EXPERT_TYPES
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
@@ -151,7 +151,7 @@ class OpenVinoRunner(Runner):
     ) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
         model. Raises ModelError."""
-        core, of_model = ov.Core(), weights or Weights(by_expert(model.state_dict()))
+        core, of_model = ov.Core(), weights or Weights(ByExpert(model.state_dict()))
         precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         config, numbers = _numbers(model, config, of_model, precisions)
         super().__init__(config)
@@ -436,9 +436,9 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     for name in names:
         if (usual := usual_name(name)) != name:
             files.rename(name, usual)
-    missing = set(by_expert(dict(model.named_parameters()))) - set(files)
+    missing = set(ByExpert(dict(model.named_parameters()))) - set(files)
     check_complete(missing, config.path)
-    tensors = by_expert(model.state_dict())
+    tensors = ByExpert(model.state_dict())
     unexpected = set(files) - set(tensors)
     check_used(unexpected, files, config.path)
     files.leave_out(unexpected)
