@@ -25,6 +25,7 @@ from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
     granite_factor,
+    is_rotated,
     query_factors,
     rotation_table,
 )
@@ -102,21 +103,26 @@ class DecoderGraph:
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
         name = f"model.layers.{index}"
-        normed = self._norm(f"{name}.input_layernorm", layer.input_layernorm, states)
+        # With a norm behind the MLP, that behind the attention has the name of one before the MLP.
+        has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
+        before_mlp = "pre_feedforward_layernorm" if has_outer_norms else "post_attention_layernorm"
+        normed = self._layer_norm(name, layer, "input_layernorm", states)
         out = self._attention(index, name, layer, normed)
-        has_outer_norms = hasattr(layer, "pre_feedforward_layernorm")
-        before_mlp = "post_attention_layernorm"
         if has_outer_norms:
-            norm, before_mlp = layer.post_attention_layernorm, "pre_feedforward_layernorm"
-            out = self._norm(f"{name}.post_attention_layernorm", norm, out)
+            out = self._layer_norm(name, layer, "post_attention_layernorm", out)
         factor = granite_factor(self.config, "residual_multiplier")
         states = op.add(states, _scaled(out, factor))
-        normed = self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
+        normed = self._layer_norm(name, layer, before_mlp, states)
         out = self._mlp(f"{name}.mlp", layer.mlp, normed)
         if has_outer_norms:
-            norm = layer.post_feedforward_layernorm
-            out = self._norm(f"{name}.post_feedforward_layernorm", norm, out)
+            out = self._layer_norm(name, layer, "post_feedforward_layernorm", out)
         return op.add(states, _scaled(out, factor))
+
+    def _layer_norm(self, name: str, layer: Any, part: str, states: Any) -> Any:
+        """The states, normed if the layer has this norm."""
+        if not hasattr(layer, part):
+            return states
+        return self._norm(f"{name}.{part}", getattr(layer, part), states)
 
     def _attention(self, index: int, name: str, layer: Any, normed: Any) -> Any:
         """[1, N, hidden_size]. index: of the layer's cache."""
@@ -128,7 +134,7 @@ class DecoderGraph:
                 heads,
                 f"{name}.self_attn.{part}_norm",
                 getattr(attention, f"{part}_norm", None),
-                self.rotations[layer_type] if getattr(attention, "use_rope", True) else None,
+                self.rotations[layer_type] if is_rotated(attention) else None,
             )
             for part, heads in zip("qk", both, strict=True)
         )
@@ -209,9 +215,6 @@ class DecoderGraph:
         """[1, N, heads * D] -> [N, heads * D]: the first part of each head is rotated. The norm of
         each head or of all together, if any, is applied first. rotation: half of the part's width,
         cosines, sines; None rotates nothing."""
-        if rotation is None:
-            return op.squeeze(states, int_(0))
-        half, cos, sin = rotation
         is_of_heads = norm is not None and norm.weight.shape[0] == self.head_dim
         if norm is not None and not is_of_heads:
             states = self._norm(name, norm, states).output(0)
@@ -220,6 +223,9 @@ class DecoderGraph:
         heads = op.reshape(states, by_head, special_zero=False)
         if is_of_heads:
             heads = self._norm(name, norm, heads)
+        if rotation is None:
+            return op.reshape(heads, ints(-1, width), special_zero=False)
+        half, cos, sin = rotation
 
         def between(first: int, end: int) -> Any:
             return op.slice(heads, ints(first), ints(end), step=ints(1), axes=ints(3))

@@ -11,14 +11,14 @@ from smartspec_py.engines.checkpoints.checks import SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
-    *("gemma3_text", "granite", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3"),
-    "smollm3",
+    *("exaone4", "gemma3_text", "granite", "llama", "ministral3", "mistral", "olmo2", "olmo3"),
+    *("phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
     *experts.TYPES,
 )
-"""Supported values of `model_type`. These models have RMS norms before attention and a gated MLP,
-or a mixture of such experts. Layers may have biases, norms of queries and keys, norms after
-attention and MLP, one matrix for several products, rotation of a part of a head or none, queries
-that grow with the position, and factors of embeddings, layers and logits."""
+"""Supported values of `model_type`. These models have a gated MLP, or a mixture of such experts.
+Layers may have biases, norms of queries and keys, RMS norms before or after attention and MLP, one
+matrix for several products, rotation of a part of a head or none, queries that grow with the
+position, and factors of embeddings, layers and logits."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
@@ -59,8 +59,18 @@ def activation(config: Any) -> str:
 def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
     """Positions that the layer's queries see; None if they see all."""
     owner = config if config.model_type in WINDOW_IN_CONFIG else layer.self_attn
+    if not getattr(owner, "is_sliding", True):  # of EXAONE 4, which has the window everywhere
+        return None
     window: int | None = getattr(owner, "sliding_window", None)
     return None if window is None or window >= max_len else window
+
+
+def is_rotated(attention: Any) -> bool:
+    """Whether queries and keys of this attention are. If EXAONE 4 has windows, those of layers
+    without one are not."""
+    if hasattr(attention, "sliding_window_pattern"):
+        return attention.sliding_window is None or attention.is_sliding
+    return getattr(attention, "use_rope", True)
 
 
 def granite_factor(config: Any, name: str) -> float:
