@@ -123,15 +123,17 @@ class LocalEngineConfig(EngineConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type of the computation. auto uses the checkpoint's type. On a CPU, auto uses float32, or
     bfloat16 if the processor multiplies bfloat16. OpenVINO computes in float32 if the processor
-    lacks the configured type."""
+    lacks the configured type, and for models with experts."""
     weights: Literal["auto", "stored", "int8", "int4", "fp8"] = "auto"
     """type of the weights. stored keeps them in the type of their files. int8 rounds each row to 8
     bits, int4 each group of 32 to 128 numbers to 4. Both need OpenVINO, and round activations too:
     with VNNI, and without it int8 of large models. fp8 rounds each row, and the activations of each
     token, to 8-bit floating point on a GPU. auto is int8 if OpenVINO computes a model of 100
     million parameters or more: texts change a little, and a pass takes about half the time. int4,
-    and auto on a processor with VNNI, keep matrices that a checkpoint of GPTQ, AWQ or compressed-
-    tensors has in 4 bits, in adjacent groups of 64 or 128."""
+    and auto on a processor with VNNI, keep matrices that a checkpoint of GPTQ, AWQ or
+    compressed-tensors has in 4 bits, in adjacent groups of 64 or 128. With any processor, auto and
+    int4 use the 4 bits of experts, in adjacent groups of any size, also of GGUF's Q4_0, Q4_1 and
+    Q4_K."""
     weights_cache_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64_000_000_000
     """bytes on the disk, of all models together, for weights that were converted to 8 or 4 bits, so
     that the next start only maps them into memory. They are in the folder `weights` of the user's
