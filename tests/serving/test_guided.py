@@ -156,7 +156,7 @@ def test_drafts_of_heads_do_not_leave_the_grammar() -> None:
 
 
 def test_a_preempted_text_continues_its_grammar(expected: list[LocalSink]) -> None:
-    config = config_of(max_cache_tokens=260)
+    config = config_of(max_context_len=128, max_cache_tokens=128)
     tight = Server(build_engine(config, PAIR), config)
     tight.start()
     found = answers(tight, policy="goodput")
