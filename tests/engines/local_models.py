@@ -181,6 +181,11 @@ def check_pool(pool: BlockPool) -> None:
     assert sorted([*held, *pool._free]) == list(range(pool._num_blocks)), "a block has no owner"
     assert all(node.num_users == users.get(id(node), 0) for node in nodes), "users are wrong"
     assert pool.num_shared == sum(num - 1 for num in users.values())
+    if (states := pool._states) is not None:
+        slots = [node.state for node in states._prefixes]
+        assert set(states._prefixes) == {node for node in nodes if node.state is not None}
+        slots += [slot for table in pool.tables.values() for slot in table.states.values()]
+        assert len({*slots, *states._free}) == len([*slots, *states._free]), "a slot is used twice"
     rows = [table.row for table in pool.tables.values()]
     assert len(set(rows)) == len(rows), "two sequences have one row"
 

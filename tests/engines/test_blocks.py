@@ -5,7 +5,7 @@ In the tables a letter is a token, and a block has four.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -20,6 +20,7 @@ from smartspec_py.engines.cache.blocks import (
     OutOfBlocksError,
     Table,
 )
+from smartspec_py.engines.cache.states import KeptStates
 
 LONG = "abcdefghijkl"
 """Twelve tokens, all different: what is common is easy to count."""
@@ -32,8 +33,15 @@ def letters(text: str) -> list[int]:
 class Keys:
     """The tokens whose keys are in each block, and what was copied."""
 
-    def __init__(self, num_blocks: int = 16, block_len: int = 4, **more: Any) -> None:
+    def __init__(
+        self, num_blocks: int = 16, block_len: int = 4, num_states: int = 0, **more: Any
+    ) -> None:
+        """num_states: slots for states of prefixes; 0 for a model without states."""
         self.block_len = block_len
+        self.has_states, self.state_of_row = num_states > 0, dict[int, Any]()
+        self.kept: dict[int, Any] = {}
+        if num_states:
+            more["states"] = KeptStates(range(num_states), 2, self._load)
         self.held: list[list[Any]] = [[None] * block_len for _ in range(num_blocks)]
         self.copies: list[tuple[int, int, int]] = []
         more = {"max_len": 40, "num_rows": 4, **more}
@@ -43,6 +51,10 @@ class Keys:
         self.copies.append((source, destination, num_tokens))
         self.held[destination][:num_tokens] = self.held[source][:num_tokens]
 
+    def _load(self, slot: int, row: int, num_tokens: int) -> None:
+        self.state_of_row[row] = self.kept[slot]
+        assert len(self.kept[slot][1]) == num_tokens
+
     def begin(self, sequence: int, text: str, num_prompt: int | None = None, **more: Any) -> Table:
         tokens = letters(text)
         most = len(tokens) if num_prompt is None else num_prompt
@@ -51,6 +63,15 @@ class Keys:
     def read(self, table: Table, end: int) -> None:
         """Read tokens up to this one: each key depends on the text before it."""
         self.pool.extend(table, end)
+        found = self.pool.slot_in(table, table.num_cached, end)
+        if found is not None:
+            num, slot = found
+            assert table.num_cached < num <= end
+            self.kept[slot] = table.adapter, tuple(table.tokens[:num])
+        if table.num_cached and self.has_states:
+            state = table.adapter, tuple(table.tokens[: table.num_cached])
+            assert self.state_of_row[table.row] == state
+        self.state_of_row[table.row] = table.adapter, tuple(table.tokens[:end])
         for place in range(table.num_cached, end):
             block, slot = divmod(place - self.pool.first, self.block_len)
             if place >= self.pool.first:
@@ -307,13 +328,46 @@ def test_a_head_begins_at_the_second_token() -> None:
     keys.check()
 
 
+def test_a_prefix_ends_where_a_state_is_kept() -> None:
+    """Behind an even number of tokens, at the end of each chunk."""
+    keys = Keys(num_states=3)
+    table = keys.begin(0, LONG + "mn")
+    keys.read(table, 7)
+    keys.read(table, 8)
+    keys.read(table, 13)
+    keys.pool.release(0)
+    assert keys.begin(1, LONG + "XX").num_cached == 12
+    assert not keys.copies
+    assert keys.begin(2, "abcdefghijX").num_cached == 8
+    assert keys.begin(3, "abcdefgX").num_cached == 0  # the state behind 6 was in the same block
+    for number in (1, 2, 3):
+        keys.pool.release(number)
+    table = keys.begin(4, "abcdefghijX")
+    keys.read(table, 11)  # keeps the state behind 10, in the middle of a block
+    keys.pool.release(4)
+    assert keys.begin(5, "abcdefghijY").num_cached == 10
+    [(_, _, num_copied)] = keys.copies
+    assert num_copied == 2
+    keys.pool.release(5)
+    for number, text in enumerate(["XXXXX", "YYYYY"], 6):  # take slots that were used longest ago
+        keys.read(keys.begin(number, text), 5)
+        keys.pool.release(number)
+    assert keys.begin(8, LONG + "XX").num_cached == 0
+    assert keys.begin(9, "abcdefghijY").num_cached == 10
+    assert (
+        keys.begin(10, "abcdefghijY", num_again=1).num_cached == 0
+    )  # no state is one token earlier
+
+
 class Pool(RuleBasedStateMachine):
     """Sequences of three letters, which often begin alike."""
+
+    more: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
         self.memory = Memory(20)
-        self.keys = Keys(14, 4, block_bytes=2, memory=self.memory, num_rows=3)
+        self.keys = Keys(14, 4, block_bytes=2, memory=self.memory, num_rows=3, **self.more)
         self.number = 0
 
     @precondition(lambda self: len(self.keys.pool.tables) < 3)
@@ -333,7 +387,7 @@ class Pool(RuleBasedStateMachine):
         if end > table.num_cached and own + self.keys.pool.num_shared < 8:
             self.keys.read(table, end)
 
-    @precondition(lambda self: self.keys.pool.tables)
+    @precondition(lambda self: self.keys.pool.tables and not self.keys.has_states)
     @rule(which=st.integers(0, 2), end=st.integers(0, 20))
     def cut(self, which: int, end: int) -> None:
         table = self._table(which)
@@ -370,5 +424,13 @@ class Pool(RuleBasedStateMachine):
         self.keys.check()
 
 
+class PoolWithStates(Pool):
+    """Each table has the state behind its own text."""
+
+    more: ClassVar[dict[str, Any]] = {"num_states": 3}
+
+
+PoolWithStates.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
+test_pool_with_states = PoolWithStates.TestCase
 Pool.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 test_pool_of_random_sequences = Pool.TestCase

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForImageTextToText,
 )
 
-from smartspec_py.engines.checkpoints.checks import MODELS, ModelError, check_model
+from smartspec_py.engines.checkpoints.checks import MODELS, RECURRENT, ModelError, check_model
 from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.runtimes.openvino.model_types import can_write_out
@@ -43,6 +43,11 @@ SIZES: dict[str, Any] = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 24,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
     "ffn_dim": 48,
     "word_embed_proj_dim": 32,
     "n_embd": 32,
@@ -66,6 +71,7 @@ ROTATIONS: dict[str, dict[str, Any]] = {
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
 }
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+CLOSE: dict[str, float] = {"rtol": 1e-5, "atol": 1e-4}
 TOKENS = [(7 * i) % 90 + 3 for i in range(40)]
 
 
@@ -73,6 +79,10 @@ def make_config(kind: str, **more: Any) -> PreTrainedConfig:
     config_class = CONFIG_MAPPING[kind]
     names = {name for one in config_class.__mro__ for name in getattr(one, "__annotations__", {})}
     sizes = {name: value for name, value in SIZES.items() if name in names}
+    if kind in RECURRENT:
+        rope = {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+        layers = ["linear_attention", "full_attention"]
+        sizes |= {"layer_types": layers, "rope_parameters": rope}
     return config_class(**sizes, **more)
 
 
@@ -92,9 +102,12 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
     model.load_state_dict(weights)
     model.set_attn_implementation(ATTENTION_NAME)
     own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
-    runners: list[Runner] = [PyTorchRunner(CausalModel(model, own), own)]
+    runners: list[Runner] = []
+    if config.model_type not in RECURRENT:
+        runners.append(PyTorchRunner(CausalModel(model, own), own))
     if can_write_out(config):
         runners.append(OpenVinoRunner(model, own))
+    assert runners
     for runner in runners:
         runner.forward([RowInput(0, 0, [9] * 50, 0), RowInput(1, 0, TOKENS[:20], 0, 20)])
         first = runner.forward([RowInput(1, 20, TOKENS[20:26], 6), RowInput(0, 50, [4], 1)])
@@ -187,13 +200,22 @@ def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
     check(config)
 
 
-@pytest.mark.parametrize("load", [load_runner, load_openvino_runner])
+GEMMA_3 = "gemma3", "gemma3_text", "siglip_vision_model"
+MISTRAL_3 = "mistral3", "mistral", "pixtral"
+QWEN_3_5 = (
+    ("qwen3_5", "qwen3_5_text", "qwen3_5_vision"),
+    ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe_vision"),
+)
+"""Types of a model that reads images, of its language model, and of what reads images."""
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "text", "vision"),
+    ("load", "kind", "text", "vision"),
     [
-        ("gemma3", "gemma3_text", "siglip_vision_model"),
-        ("mistral3", "mistral", "pixtral"),
+        *((load, *GEMMA_3) for load in (load_runner, load_openvino_runner)),
+        *((load, *MISTRAL_3) for load in (load_runner, load_openvino_runner)),
+        *((load_openvino_runner, *kinds) for kinds in QWEN_3_5),
     ],
 )
 def test_the_language_model_of_one_that_reads_images(
@@ -207,9 +229,13 @@ def test_the_language_model_of_one_that_reads_images(
     """With the names that Transformers writes, and those that the whole model has. Transformers
     ties the output layer by the field of the whole model."""
     images = {"model_type": vision, "hidden_size": 16, "intermediate_size": 24, "patch_size": 14}
+    if text in RECURRENT:
+        images |= {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
+    else:
+        images |= {"num_hidden_layers": 1, "num_attention_heads": 2}
     config = CONFIG_MAPPING[kind](
         text_config=make_config(text).to_dict(),
-        vision_config={**images, "num_hidden_layers": 1, "num_attention_heads": 2},
+        vision_config=images,
         tie_word_embeddings=is_tied,
     )
     torch.manual_seed(0)
@@ -219,12 +245,13 @@ def test_the_language_model_of_one_that_reads_images(
     prompt = [RowInput(0, 0, TOKENS, 1, len(TOKENS))]
     model.save_pretrained(tmp_path)
     check_model("the target", tmp_path)
-    torch.testing.assert_close(load(own).forward(prompt).logits[0], expected)
+    torch.testing.assert_close(load(own).forward(prompt).logits[0], expected, **CLOSE)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if is_tied:
         del weights["lm_head.weight"]
+    weights["mtp.fc.weight"] = torch.ones(1)
     save_file(weights, tmp_path / "model.safetensors")
-    torch.testing.assert_close(load(own).forward(prompt).logits[0], expected)
+    torch.testing.assert_close(load(own).forward(prompt).logits[0], expected, **CLOSE)
     save_file(weights | {"model.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"have both .*norm\.weight"):
         load(own)

@@ -26,6 +26,7 @@ from transformers import (
     MistralConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -73,6 +74,15 @@ CONFIGS = {
     "experts": Qwen3MoeConfig(
         **SIZES, head_dim=32, num_experts=16, num_experts_per_tok=3, moe_intermediate_size=256
     ),
+    "recurrent": Qwen3_5TextConfig(
+        **SIZES,
+        head_dim=32,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_key_head_dim=48,
+        linear_num_value_heads=4,
+        linear_value_head_dim=32,
+    ),
     "no groups": LlamaConfig(
         **SIZES | {"hidden_size": 200, "num_attention_heads": 4, "intermediate_size": 4872}
     ),
@@ -114,6 +124,7 @@ class Recorder(LocalTarget):
             state_layers=layers, weights=weights, kv_cache=kv_cache,
             num_threads=2,  # some products sum in another order only with several threads
             adapters=random_adapters(shapes_of(model), ranks), keeps_4_bits=is_kept,
+            num_back=MAX_DRAFT_LEN, num_kept_states=6,
         )  # fmt: skip
         capabilities = TargetCapabilities(
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE,
@@ -280,13 +291,16 @@ CASES = [
 WHOLE = ("gemma3, window 50", "phi3", "qwen2", "wide")
 """With products of whole numbers, the others are computed in float32."""
 
+ODD, OF_ODD = ("experts", "recurrent"), ("stored", "int8", "int4", "whole")
+"""Computed in float32, with any weights."""
+
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "weights"),
     [
         *((kind, dtype, weights) for kind, weights in CASES for dtype in DTYPES),
         *((kind, torch.float32, "whole") for kind in WHOLE),
-        *(("experts", torch.float32, weights) for weights in ("stored", "int8", "int4", "whole")),
+        *((kind, torch.float32, weights) for kind in ODD for weights in OF_ODD),
     ],
 )
 def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype, weights: str) -> None:

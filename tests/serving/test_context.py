@@ -12,6 +12,7 @@ import torch
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.constants import DRAFT_MODEL
+from smartspec_py.engines.checkpoints.recurrent import StateShapes
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import context
 from smartspec_py.engines.runtimes import machine
@@ -49,7 +50,7 @@ def test_half_of_the_memory_that_is_left(
         free += 2 * (len(raw) - num_header_bytes)  # the files have two bytes a number
     monkeypatch.setattr(context, "free_bytes", lambda device: free)
     models = [PAIR / "target", PAIR / "draft"]
-    found, why, _ = context.choose_cache(models, CPU, torch.float32, LIMITS)
+    found, why, *_ = context.choose_cache(models, CPU, torch.float32, LIMITS)
     assert found == expected
     assert reason in why
 
@@ -139,6 +140,25 @@ def test_experts_of_a_file_with_4_bits(
         weights=weights, has_blocks=True, keeps_experts=keeps_experts,
     )  # fmt: skip
     assert free - 2 * found.num_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "num_rows", "num_kept", "left"),
+    [
+        (1_000, 32, 625, 10_000_000 - 32 * 8_000 - 625 * 4_000),
+        (100_000, 3, 6, 10_000_000 - 3 * 800_000 - 6 * 400_000),
+        (1_000_000, 1, 0, 5_000_000),
+    ],
+)
+def test_recurrent_states_take_at_most_half(
+    monkeypatch: pytest.MonkeyPatch, size: int, num_rows: int, num_kept: int, left: int
+) -> None:
+    """Two states of a text, and one of a prefix, of so many numbers."""
+    shapes = StateShapes(1, (1, 1, size), 0, 4)
+    monkeypatch.setattr(context, "state_shapes", lambda config: shapes)
+    limits = LimitsConfig(cache_bytes=10_000_000)
+    found = context.choose_cache([PAIR / "target"], CPU, torch.float32, limits, has_blocks=True)
+    assert (found.num_rows, found.num_kept_states, found.num_bytes) == (num_rows, num_kept, left)
 
 
 def test_a_draft_with_fewer_positions_does_not_shorten_the_context(

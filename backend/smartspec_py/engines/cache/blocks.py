@@ -14,6 +14,9 @@ generated tokens are attended otherwise (`openvino.runner`), so their keys diffe
 from those of the same tokens in the prompt of a next turn. The text must not depend on what is
 cached.
 
+If a model has recurrent states beside keys, a prefix ends where the state behind it is kept: see
+`states`.
+
 A store of rows is the same with blocks as long as the longest text: then a sequence has one block,
 and what is common is always copied.
 
@@ -35,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.cache.states import KeptStates
 
 MIN_REUSED = 8
 """Shorter common prefixes are not reused. Prefilling them costs less than a copy."""
@@ -51,7 +55,7 @@ class OutOfBlocksError(RuntimeError):
 class _Node:
     """tokens: of the block, at most block_len. keys: of `children`, sorted. num_users: tables that
     have the block. last_used: number of releases at the last use. is_lost: not in the tree any
-    more."""
+    more. state, num_before: see `states.Prefix`."""
 
     block: int
     tokens: tuple[int, ...] = ()
@@ -61,6 +65,8 @@ class _Node:
     num_users: int = 0
     last_used: int = 0
     is_lost: bool = False
+    state: int | None = None
+    num_before: int = 0
 
     def add(self, child: _Node) -> None:
         self.children[child.tokens] = child
@@ -70,12 +76,18 @@ class _Node:
         del self.children[child.tokens]
         del self.keys[bisect_left(self.keys, child.tokens)]
 
-    def closest(self, tokens: tuple[int, ...]) -> tuple[_Node | None, int]:
-        """The child with the longest common prefix, and its length: next to them in the order."""
+    def closest(
+        self, tokens: tuple[int, ...], until_state: bool = False
+    ) -> tuple[_Node | None, int]:
+        """The child with the longest common prefix, and its length: next to them in the order.
+        until_state: of each, count only what is before its state."""
         place = bisect_left(self.keys, tokens)
-        lengths = {
-            key: _num_common(key, tokens) for key in self.keys[max(0, place - 1) : place + 1]
-        }
+        lengths: dict[tuple[int, ...], int] = {}
+        for key in self.keys[max(0, place - 1) : place + 2]:
+            lengths[key], child = _num_common(key, tokens), self.children[key]
+            if until_state:
+                is_common = child.state is not None and child.num_before <= lengths[key]
+                lengths[key] = child.num_before if is_common else 0
         key = max(lengths, key=lengths.__getitem__, default=())
         return (self.children[key], lengths[key]) if lengths.get(key) else (None, 0)
 
@@ -91,7 +103,8 @@ class Table:
     row: a number below `num_rows` that no other sequence has. tokens: of the sequence, a list that
     only grows; empty if no keys may be shared. num_shared: how many of them may come from other
     sequences, and go to others. num_cached: how many of them the blocks hold. nodes: of its first
-    blocks, those in the tree.
+    blocks, those in the tree. states: slots of kept states, by the number of tokens before them,
+    until their block is in the tree.
     """
 
     row: int
@@ -102,6 +115,7 @@ class Table:
     num_blocks: int = 0
     num_cached: int = 0
     nodes: list[_Node] = field(default_factory=list)
+    states: dict[int, int] = field(default_factory=dict)
 
     @property
     def used(self) -> NDArray[np.int32]:
@@ -147,13 +161,15 @@ class BlockPool:
         memory: Memory | None = None,
         first: int = 0,
         reuses_prefixes: bool = True,
+        states: KeptStates | None = None,
     ) -> None:
         """max_len: tokens of a sequence. copy: copies the first tokens of a block: source,
-        destination, number of tokens. first: the first token that has a key; it is in slot 0."""
+        destination, number of tokens. first: the first token that has a key; it is in slot 0.
+        states: None if the model has no recurrent states."""
         self.block_len, self.block_bytes, self.first = block_len, block_bytes, first
         self._per_table = -(-max_len // block_len)
         self._copy = copy
-        self._reuses_prefixes = reuses_prefixes
+        self._reuses_prefixes, self._states = reuses_prefixes, states
         self._memory = memory or Memory()
         self._memory.pools.append(self)
         self._num_blocks = num_blocks
@@ -187,16 +203,18 @@ class BlockPool:
         num_again: int = 0,
     ) -> Table:
         """A table for a sequence with these tokens. It begins with the longest cached prefix of the
-        first num_shared, except for the last token, and for num_again tokens before it.
+        first num_shared, except for the last token, and for num_again tokens before it: with
+        recurrent states, which cannot be taken back, it then has no prefix.
         Without reuses_prefix, others do not use its blocks either. From now on, the caller may only
         append to `tokens`."""
         assert sequence not in self.tables, f"sequence {sequence} already has a table"
         blocks = np.zeros(self._per_table, np.int32)
         table = Table(-1, blocks, tokens, num_shared if reuses_prefix else 0, adapter)
-        nodes, partial, num = self._find(table)
+        nodes, partial, num = self._find(table, num_again)
         self._begin(table, nodes, partial, max(0, num - num_again))
         table.row = int(blocks[0]) if self._per_table == 1 else heappop(self._rows)
         self.tables[sequence] = table
+        self._load_state(table, nodes, partial, num)
         return table
 
     def num_found(
@@ -229,11 +247,24 @@ class BlockPool:
         """Look again for a cached prefix, for a sequence that has read nothing itself since
         `allocate`: another one may have read it since. Returns the tokens that are cached."""
         table = self.tables[sequence]
-        nodes, partial, num = self._find(table)
+        nodes, partial, num = self._find(table, num_again)
         if num - num_again >= table.num_cached + self.block_len:
             self._drop_blocks(table)
             self._begin(table, nodes, partial, num - num_again)
+            self._load_state(table, nodes, partial, num)
         return table.num_cached
+
+    def slot_in(self, table: Table, start: int, end: int) -> tuple[int, int] | None:
+        """Where to keep a state while tokens start..end - 1 of the prompt are read: the last one.
+        Returns the number of tokens before it, and the slot; None if no state is to be kept."""
+        if self._states is None or not self._reuses_prefixes or not start < end <= table.num_shared:
+            return None
+        num = end - end % self._states.step
+        slot = self._states.take() if num > start else None
+        if slot is None:
+            return None
+        table.states[num] = slot
+        return num, slot
 
     def extend(self, table: Table, num_tokens: int) -> None:
         """Take blocks until the table has room for this many tokens. Raises OutOfBlocksError."""
@@ -259,11 +290,13 @@ class BlockPool:
                 self._leave(node)
             table.nodes.pop()
         table.num_cached = min(table.num_cached, num_tokens)
+        self._free_states(table, num_tokens)
 
     def release(self, sequence: SequenceId) -> None:
         """The sequence ends. What may be shared stays in the tree."""
         table = self.tables.pop(sequence)
         self._publish(table)
+        self._free_states(table)
         self._drop_blocks(table)
         if self._per_table > 1:
             heappush(self._rows, table.row)
@@ -272,6 +305,7 @@ class BlockPool:
         """Share no keys of this table any more, also not those that are in the tree."""
         for node in table.nodes:
             self._lose(node)
+        self._free_states(table)
         table.tokens, table.num_cached = (), 0
 
     def evict(self) -> bool:
@@ -298,11 +332,32 @@ class BlockPool:
         key = table.adapter, tuple(table.tokens[: self.first])
         return self._roots.setdefault(key, _Node(-1))
 
-    def _find(self, table: Table) -> tuple[list[_Node], _Node | None, int]:
+    def _load_state(
+        self, table: Table, nodes: list[_Node], partial: _Node | None, num: int
+    ) -> None:
+        """Give a table that begins with a cached prefix the state behind it. See `_begin`."""
+        if self._states is None or not num:
+            return
+        last = partial or nodes[-1]
+        if table.num_cached == num and last.state is not None:
+            self._states.use(last)
+            self._states.load(last.state, table.row, num)
+        else:  # no block was free for a copy
+            self._drop_blocks(table)
+
+    def _free_states(self, table: Table, num_tokens: int = 0) -> None:
+        """Of those that are not in the tree, behind more than so many tokens."""
+        for num in [num for num in table.states if num > num_tokens]:
+            slot = table.states.pop(num)
+            if self._states is not None:
+                self._states.free(slot)
+
+    def _find(self, table: Table, num_again: int = 0) -> tuple[list[_Node], _Node | None, int]:
         """The nodes of the longest cached prefix; a node of which only the first tokens are common;
         and the length of the prefix."""
         most = min(table.num_shared, len(table.tokens) - 1)
-        if not self._reuses_prefixes or most < MIN_REUSED:
+        is_fixed = self._states is not None and num_again > 0
+        if not self._reuses_prefixes or most < MIN_REUSED or is_fixed:
             return [], None, 0
         for other in self.tables.values():
             self._publish(other)
@@ -315,8 +370,10 @@ class BlockPool:
             nodes.append(child)
             node, place = child, place + length
         rest = tuple(table.tokens[place : min(most, place + length)])
-        partial, num_partial = node.closest(rest)
+        partial, num_partial = node.closest(rest, self._states is not None)
         num = place + num_partial
+        if self._states is not None and not num_partial:
+            return _until_state(nodes, length)
         return (nodes, partial, num) if num >= MIN_REUSED else ([], None, 0)
 
     def _begin(self, table: Table, nodes: list[_Node], partial: _Node | None, num: int) -> None:
@@ -347,7 +404,10 @@ class BlockPool:
         length, nodes = self.block_len, table.nodes
         num = min(table.num_cached, table.num_shared, len(table.tokens)) - self.first
         if nodes and len(nodes[-1].tokens) < min(length, num - (len(nodes) - 1) * length):
-            self._lose(nodes.pop())  # its block is published again, with more tokens
+            last = nodes.pop()  # its block is published again, with more tokens
+            if self._states is not None and (slot := self._states.take_from(last)) is not None:
+                table.states[self.first + len(nodes) * length + last.num_before] = slot
+            self._lose(last)
         while len(nodes) * length < num:
             place = len(nodes)
             start = self.first + place * length
@@ -367,6 +427,19 @@ class BlockPool:
                 node.num_users += 1
                 self.num_shared += node.num_users > 1
             nodes.append(node)
+            self._publish_states(table, node, start)
+
+    def _publish_states(self, table: Table, node: _Node, start: int) -> None:
+        """Keep the last of the table's states in this node, whose first token is the text's token
+        number `start`."""
+        within = [num for num in table.states if start < num <= start + len(node.tokens)]
+        for num in sorted(within):
+            slot = table.states.pop(num)
+            assert self._states is not None
+            if node.state is None or node.num_before <= num - start:
+                self._states.keep(node, slot, num - start)
+            else:
+                self._states.free(slot)
 
     def _drop_blocks(self, table: Table) -> None:
         """Leave the table without blocks."""
@@ -404,6 +477,8 @@ class BlockPool:
             lost = waiting.pop()
             waiting += lost.children.values()
             lost.children, lost.keys, lost.parent, lost.is_lost = {}, [], None, True
+            if self._states is not None:
+                self._states.drop(lost)
             if not lost.num_users:
                 self._free_block(lost.block)
 
@@ -418,6 +493,16 @@ class BlockPool:
     def _free_block(self, block: int) -> None:
         heappush(self._free, block)
         self._dirty.add(block)
+
+
+def _until_state(nodes: list[_Node], block_len: int) -> tuple[list[_Node], _Node | None, int]:
+    """The longest part of a prefix that ends where a state is kept. See `BlockPool._find`."""
+    for place, node in reversed([*enumerate(nodes)]):
+        if node.state is not None:
+            is_whole = node.num_before == block_len
+            num = place * block_len + node.num_before
+            return nodes[: place + is_whole], None if is_whole else node, num
+    return [], None, 0
 
 
 def _is_idle(node: _Node) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.cache.blocks import BlockPool, Memory, Table
+from smartspec_py.engines.cache.states import KeptStates
 from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.runtimes.runner import RowInput, Runner
 
@@ -42,6 +43,7 @@ class CachedModel(Generic[S]):
         store = runner.cache
         has_blocks = store.block_len < runner.config.max_len
         self._num_spare = int(has_blocks)  # see `openvino.parts.with_copy`
+        states = runner.states
         self.pool = BlockPool(
             store.num_blocks,
             store.block_len,
@@ -52,6 +54,9 @@ class CachedModel(Generic[S]):
             memory=memory,
             first=runner.first_key,
             reuses_prefixes=reuses_prefixes,
+            states=None
+            if states is None
+            else KeptStates(states.free_slots, states.step, states.load),
         )
         self._sequences: dict[SequenceId, S] = {}
 
@@ -86,7 +91,10 @@ class CachedModel(Generic[S]):
     ) -> RowInput:
         """New tokens of a sequence, which gets the blocks for them."""
         self.pool.extend(table, position + len(tokens) + self._num_spare)
-        return RowInput(table.row, position, tokens, num_logits, blocks=table.used, **more)
+        kept = self.pool.slot_in(table, position, position + more.get("num_prompt", 0))
+        return RowInput(
+            table.row, position, tokens, num_logits, blocks=table.used, kept_state=kept, **more
+        )
 
     def _free(self, sequence: SequenceId) -> None:
         """The sequence ends. Memory that no sequence has used goes back when the last one ends."""

@@ -55,6 +55,8 @@ MODELS = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
@@ -64,9 +66,17 @@ MODELS = {
 tests/engines/test_model_types.py compares each with Transformers. Other models may pass positions
 or masks to attention in other ways, and would be served with wrong texts."""
 
+RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text")
+"""Those of MODELS with layers that have a recurrent state. Only OpenVINO computes them."""
+
+LINEAR_ATTENTION = "linear_attention"
+"""In `layer_types`: a layer with a recurrent state, and without keys."""
+
 WITH_IMAGES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
 }
 """The same of models that read images, too. Their language model, which config.json describes as
 text_config, is served alone."""
@@ -95,6 +105,11 @@ SIZES = (
     "num_key_value_heads",
     "head_dim",
     "max_position_embeddings",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
 )
 """Fields of a configuration that count something, if they are there."""
 
@@ -308,6 +323,10 @@ def check_sizes(name: str, config: Any) -> None:
         if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
             raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
     _check_experts(name, config)
+    num_keys = getattr(config, "linear_num_key_heads", None)
+    if num_keys and config.linear_num_value_heads % num_keys:
+        rule = f"a multiple of the {num_keys} linear_num_key_heads"
+        raise wrong_field(name, "linear_num_value_heads", config.linear_num_value_heads, rule)
     for field in EPSILONS:
         value = getattr(config, field, None)
         if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):

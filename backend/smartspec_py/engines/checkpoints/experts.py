@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
 """Types of models with experts whose files have these names."""
 
 EXPERTS = ".experts."

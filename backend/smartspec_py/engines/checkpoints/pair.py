@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smartspec_py.engines.checkpoints.checks import (
+    LINEAR_ATTENTION,
+    RECURRENT,
     ModelError,
     check_files,
     check_model,
@@ -208,6 +210,8 @@ def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
     longest = max_context_len or getattr(config, "max_position_embeddings", None)
     layers = set(getattr(config, "layer_types", None) or ())
     layers -= {"full_attention", "sliding_attention"}
+    if config.model_type in RECURRENT:
+        layers.discard(LINEAR_ATTENTION)
     if has_window(config, longest) and config.model_type not in WINDOWED:
         layers.add("sliding_attention")
     if layers == {"sliding_attention"}:

@@ -37,9 +37,12 @@ CONSTANTS = re.compile(
 )
 """Names of tensors that old checkpoints have although they follow from the configuration."""
 
-OF_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+OF_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
 LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 """Beginnings of names in models that read images."""
+
+OWN_HEAD = re.compile(r"^mtp\.")
+"""Beginning of names in Qwen3.5: of a head that drafts, which is not read."""
 
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -314,13 +317,13 @@ def check_used(
     unexpected: Collection[str], tensors: Mapping[str, torch.Tensor], folder: Path
 ) -> None:
     """A tensor that the model does not have would be left out, so it must be an error here. Biases
-    of 0, which some quantised checkpoints have everywhere, and constants change nothing.
+    of 0, which some quantised checkpoints have everywhere, constants and heads change nothing.
 
     unexpected: names in the files. tensors: the files.
     """
     for name in sorted(unexpected):
         is_zero = name.endswith(".bias") and name in tensors and not tensors[name].any()
-        if not is_zero and not CONSTANTS.search(name):
+        if not (is_zero or CONSTANTS.search(name) or OWN_HEAD.match(name)):
             raise ModelError(
                 f"{folder}: the weight files have the tensor {name}, which the model of "
                 "config.json has not: use the config.json of this checkpoint, or another model"

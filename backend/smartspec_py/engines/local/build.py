@@ -150,7 +150,8 @@ def _read(
     )
     text = "context: %d tokens, prompt and text together (%s)"
     logger.info(text, size.context_len, size.reason)
-    limits = limits.model_copy(update={"max_context_len": size.context_len})
+    found = {"max_context_len": size.context_len, "max_sequences": size.num_rows}
+    limits = limits.model_copy(update=found)
     run_config = RunnerConfig(
         path=model,
         device=device,
@@ -166,6 +167,8 @@ def _read(
         keeps_4_bits=keeps_4_bits(config.weights),
         keeps_experts=keeps_experts(config.weights),
         weights_cache_bytes=config.weights_cache_bytes,
+        num_back=limits.max_draft_len,
+        num_kept_states=size.num_kept_states,
     )
     kinds: list[DraftKind] = [] if draft is None else [DraftModelKind(draft)]
     if config.heads is not None:

@@ -7,6 +7,7 @@ rows has room for the full context.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,7 @@ from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.checkpoints.config import num_weights, text_config
 from smartspec_py.engines.checkpoints.experts import TYPES
 from smartspec_py.engines.checkpoints.pair import positions_of
+from smartspec_py.engines.checkpoints.recurrent import StateShapes, state_shapes
 from smartspec_py.engines.checkpoints.tensors import num_bytes as file_bytes
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
 from smartspec_py.engines.runtimes.runner import bytes_per_token, cache_dtype
@@ -24,6 +26,8 @@ from smartspec_py.faults import ConfigError
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig
+
+logger = logging.getLogger(__name__)
 
 CACHE_SHARE = 0.5
 """Share of the memory left after the weights. Passes, CUDA graphs and other programs need some
@@ -47,11 +51,13 @@ LEAST = 64
 
 class CacheSize(NamedTuple):
     """reason: what limits the context length, in words. num_bytes: for keys and values of a cache
-    of blocks."""
+    of blocks. num_rows: texts at once. num_kept_states: see `RunnerConfig`."""
 
     context_len: int
     reason: str
     num_bytes: int
+    num_rows: int
+    num_kept_states: int = 0
 
 
 def choose_cache(
@@ -72,17 +78,25 @@ def choose_cache(
     Raises ConfigError.
     """
     configs = [text_config(folder) for folder in models]
-    num_rows, left = 1 if has_blocks else limits.max_sequences, free_bytes(device)
-    each, is_compressed = 0, weights in COMPRESSED_BYTES  # each: bytes of a token of each row
+    left, is_compressed = free_bytes(device), weights in COMPRESSED_BYTES
+    reserved = 1 if has_blocks else limits.max_sequences
+    each, of_states = 0, []  # each: bytes of a token of the reserved rows
     for folder, config in zip(models, configs, strict=True):
         of_weights = int(num_weights(config) * COMPRESSED_BYTES.get(weights, dtype.itemsize))
         if keeps_experts and is_compressed and config.model_type in TYPES:
             of_weights = min(of_weights, int(MOST_OF_FILE * file_bytes(folder)))
         left -= of_weights
         of_keys = _key_dtype(dtype, is_compressed) if has_blocks else cache_dtype(device, dtype)
-        each += num_rows * bytes_per_token(config, of_keys, kv_cache)
+        each += reserved * bytes_per_token(config, of_keys, kv_cache)
+        if (shapes := state_shapes(config)) is not None:
+            of_states.append(shapes)
     share = int(CACHE_SHARE * max(0, left))
     num_bytes = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * each)
+    num_rows, num_kept = limits.max_sequences, 0
+    if of_states:
+        num_rows, num_kept, of_all = _room_for_states(num_bytes, of_states, limits)
+        num_bytes -= min(num_bytes // 2, of_all)
+    sizes = num_bytes, num_rows, num_kept
     if (fitting := num_bytes // each) < LEAST:
         raise ConfigError(
             f"engine.json: limits.cache_bytes: {num_bytes} is too small, must be at least "
@@ -93,18 +107,38 @@ def choose_cache(
         text += f", {CACHE_SHARE:.0%} of what the weights leave free"
     if (asked := limits.max_context_len) is not None:
         if asked <= fitting or not has_blocks:
-            return CacheSize(asked, "limits.max_context_len", num_bytes)
+            return CacheSize(asked, "limits.max_context_len", *sizes)
         reason = f"limits.max_context_len is {asked}; one text in {text}"
-        return CacheSize(fitting, reason, num_bytes)
+        return CacheSize(fitting, reason, *sizes)
     fitting -= fitting % STEP if fitting > STEP else 0
     reach = positions_of(configs[0].to_dict())
     name = models[0].name if reach else ""
     reach = reach or DEFAULT_CONTEXT_LEN
     if reach <= fitting:
         why = f"all positions of {name}" if name else "the models set no limit"
-        return CacheSize(reach, why, num_bytes)
-    rows = "one text" if has_blocks else f"{num_rows} rows of this length"
-    return CacheSize(fitting, f"{rows} in {text}; {name} has {reach} positions", num_bytes)
+        return CacheSize(reach, why, *sizes)
+    rows = "one text" if has_blocks else f"{reserved} rows of this length"
+    return CacheSize(fitting, f"{rows} in {text}; {name} has {reach} positions", *sizes)
+
+
+def _room_for_states(
+    num_bytes: int, models: Sequence[StateShapes], limits: LimitsConfig
+) -> tuple[int, int, int]:
+    """Texts at once, and prefixes whose states are kept, which take a quarter of the memory each;
+    and the bytes of both."""
+    of_row = sum(shapes.row_bytes(limits.max_draft_len) for shapes in models)
+    of_prefix = sum(shapes.prefix_bytes for shapes in models)
+    num_rows = min(limits.max_sequences, max(1, num_bytes // 4 // of_row))
+    num_kept = num_bytes // 4 // of_prefix
+    logger.info(
+        "%d texts at once, each with %.2f GiB of recurrent states (limits.max_sequences is %d); "
+        "states of %d prefixes are kept",
+        num_rows,
+        of_row / 2**30,
+        limits.max_sequences,
+        num_kept,
+    )
+    return num_rows, num_kept, num_rows * of_row + num_kept * of_prefix
 
 
 def _key_dtype(dtype: torch.dtype, is_compressed: bool) -> torch.dtype:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
 from smartspec_py.engines.checkpoints.config import key_shape
+from smartspec_py.engines.checkpoints.recurrent import num_key_layers
 from smartspec_py.engines.draft import Tree
 
 PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
@@ -44,7 +45,9 @@ class RunnerConfig:
     cache_bytes: memory for keys and values of a runner with blocks. keeps_4_bits: use matrices that
     a checkpoint has in 4 bits as they are, unless weights are stored, where the runner can; of a
     loaded runner, whether it does. keeps_experts: the same of the matrices of experts.
-    weights_cache_bytes: see `config.LocalEngineConfig`.
+    weights_cache_bytes: see `config.LocalEngineConfig`. num_back: tokens that can be taken back,
+    of a model with recurrent states. num_kept_states: those behind cached prefixes, of all rows
+    together.
     """
 
     path: Path
@@ -63,6 +66,8 @@ class RunnerConfig:
     keeps_4_bits: bool = False
     keeps_experts: bool = False
     weights_cache_bytes: int = 0
+    num_back: int = 0
+    num_kept_states: int = 0
 
     @property
     def weights_text(self) -> str:
@@ -84,6 +89,8 @@ class RowInput:
     `runtimes.openvino.runner`. first: the row's first slot with a key, and states: one for each
     token, [tokens, width], that a head reads with it; see `drafts.eagle.head`. adapter: see
     `Adapters`. blocks: that hold the row, of a runner with blocks; None takes those of this number.
+    kept_state: the number of tokens of the text, inside a prompt, behind which the state is also
+    written to a slot, and that slot; see `StateStore`.
 
     tree: the tokens are its last nodes: all, or all but node 0, which the row already holds. A
     token sees the row before `position` and, of the new tokens, its ancestors and itself. None for
@@ -99,6 +106,7 @@ class RowInput:
     tree: Tree | None = None
     adapter: int = 0
     blocks: NDArray[np.int32] | None = None
+    kept_state: tuple[int, int] | None = None
 
     @property
     def slots(self) -> range:
@@ -179,6 +187,17 @@ class KeyStore(Protocol):
         """Give the memory of these blocks back, which are sorted. Their contents are lost."""
 
 
+class StateStore(Protocol):
+    """Recurrent states in slots. free_slots: of no row, for states behind cached prefixes. step:
+    these have a multiple of so many tokens."""
+
+    free_slots: range
+    step: int
+
+    def load(self, slot: int, row: int, num_tokens: int) -> None:
+        """Make the state in this slot that of the row, behind so many tokens."""
+
+
 class Runner(ABC):
     """A loaded model and its cache. Not thread-safe: only the loop may use it."""
 
@@ -186,6 +205,9 @@ class Runner(ABC):
     """The name of the library that computes the model: PYTORCH or OPENVINO."""
 
     cache: KeyStore
+
+    states: StateStore | None = None
+    """Recurrent states, of a model that has them beside keys."""
 
     first_key: ClassVar[int] = 0
     """The first token of a text that has a key, which is in slot 0."""
@@ -273,7 +295,7 @@ def bytes_per_token(hf_config: Any, dtype: torch.dtype, kv_cache: str = "auto") 
     head_bytes = head_dim * dtype.itemsize
     if kv_cache == "u8":
         head_bytes = head_dim + SCALE_BYTES
-    return int(hf_config.num_hidden_layers * 2 * num_heads * head_bytes)
+    return int(num_key_layers(hf_config) * 2 * num_heads * head_bytes)
 
 
 def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:

@@ -25,7 +25,8 @@ class BlockCache:
 
     def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
         self._num_rows = config.num_rows
-        inputs = [compiled.input(name) for name in cache_names(len(model.model.layers))]
+        num_layers = sum(hasattr(layer, "self_attn") for layer in model.model.layers)
+        inputs = [compiled.input(name) for name in cache_names(num_layers)]
         # In 8 bits, each row of a block begins with its scale and zero.
         shapes = [[width.get_length() for width in list(i.partial_shape)[1:]] for i in inputs]
         self._sizes = [

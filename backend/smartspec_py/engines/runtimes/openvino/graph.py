@@ -14,6 +14,7 @@ import openvino as ov
 import openvino.opset15 as op
 import torch
 
+from smartspec_py.engines.checkpoints.recurrent import state_shapes
 from smartspec_py.engines.runtimes.openvino.attention import (
     INPUTS,
     LONGEST,
@@ -25,12 +26,14 @@ from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
     granite_factor,
+    has_output_gate,
     is_rotated,
     query_factors,
     rotation_table,
 )
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
+from smartspec_py.engines.runtimes.openvino.recurrent import DeltaNets
 
 
 class DecoderGraph:
@@ -53,17 +56,29 @@ class DecoderGraph:
         self.config = config = model.config
         self.products = products
         self.max_len, self.num_threads = max_len, num_threads
-        self.head_dim: int = model.model.layers[0].self_attn.head_dim
+        layers = model.model.layers
+        attending = [i for i, layer in enumerate(layers) if hasattr(layer, "self_attn")]
+        recurrent = [i for i, layer in enumerate(layers) if hasattr(layer, "linear_attn")]
+        self._places = {
+            index: place for kind in (attending, recurrent) for place, index in enumerate(kind)
+        }
+        """Of each layer, which one of its kind it is."""
+        self.head_dim: int = layers[attending[0]].self_attn.head_dim
         self.inputs = {name: parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
         self.inputs |= products.inputs
-        if any(has_experts(layer.mlp) for layer in model.model.layers):
+        shapes = state_shapes(config)
+        if any(has_experts(layer.mlp) for layer in layers):
             self.experts = Experts(products)
             self.inputs |= self.experts.inputs
         self.longest = parameter(LONGEST, [], np.int32)
         self.caches = [
             parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
-            for name in cache_names(len(model.model.layers))
+            for name in cache_names(len(attending))
         ]
+        self.nets = None if shapes is None else DeltaNets(products, shapes)
+        if self.nets is not None:
+            self.inputs |= self.nets.inputs
+            self.caches += self.nets.layers
         rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
         kinds = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
         self.rotations = {
@@ -99,6 +114,7 @@ class DecoderGraph:
     def _model(self, wanted: Sequence[Any]) -> ov.Model:
         """wanted: the results, [1, N, width] each."""
         results = [op.result(op.squeeze(result, int_(0))) for result in wanted]
+        results += [op.result(result) for result in (self.nets.results if self.nets else [])]
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
@@ -107,7 +123,11 @@ class DecoderGraph:
         has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
         before_mlp = "pre_feedforward_layernorm" if has_outer_norms else "post_attention_layernorm"
         normed = self._layer_norm(name, layer, "input_layernorm", states)
-        out = self._attention(index, name, layer, normed)
+        if self.nets is not None and hasattr(layer, "linear_attn"):
+            name_of_net, place = f"{name}.linear_attn", self._places[index]
+            out = self.nets.mixed(place, name_of_net, layer.linear_attn, normed, self._silu)
+        else:
+            out = self._attention(index, name, layer, normed)
         if has_outer_norms:
             out = self._layer_norm(name, layer, "post_attention_layernorm", out)
         factor = granite_factor(self.config, "residual_multiplier")
@@ -125,9 +145,12 @@ class DecoderGraph:
         return self._norm(f"{name}.{part}", getattr(layer, part), states)
 
     def _attention(self, index: int, name: str, layer: Any, normed: Any) -> Any:
-        """[1, N, hidden_size]. index: of the layer's cache."""
-        attention = layer.self_attn
+        """[1, N, hidden_size]. index: of the layer."""
+        attention, place = layer.self_attn, self._places[index]
         *both, values = self._attention_inputs(f"{name}.self_attn", attention, normed)
+        gate = None
+        if has_output_gate(attention):
+            both[0], gate = self._without_gate(both[0])
         layer_type = self.config.layer_types[index] if None not in self.rotations else None
         queries, keys = (
             self._rotated(
@@ -145,14 +168,17 @@ class DecoderGraph:
         attended = paged_attention(
             self.inputs,
             self.longest,
-            self.caches[2 * index : 2 * index + 2],
+            self.caches[2 * place : 2 * place + 2],
             [queries, keys, values],
             num_key_heads=self.config.num_key_value_heads,
             head_dim=self.head_dim,
             scaling=attention.scaling,
             window=window or 0,
         )
-        return self.products.linear([f"{name}.self_attn.o_proj"], op.unsqueeze(attended, int_(0)))
+        attended = op.unsqueeze(attended, int_(0))
+        if gate is not None:
+            attended = op.multiply(attended, op.sigmoid(gate))
+        return self.products.linear([f"{name}.self_attn.o_proj"], attended)
 
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
         """name, mlp: of the MLP, a mixture of experts or one of its parts."""
@@ -168,15 +194,25 @@ class DecoderGraph:
         return op.multiply(share, self._mlp(f"{name}.shared_expert", mlp.shared_expert, normed))
 
     def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
-        """Queries, keys and values, [1, N, heads * D] each."""
+        """Queries, with the gates of the output if there are any, keys and values, [1, N, heads *
+        D] each."""
         parts = (
             ["qkv_proj"]
             if hasattr(attention, "qkv_proj")
             else [f"{letter}_proj" for letter in "qkv"]
         )
         config = self.config
-        heads = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
+        num_queries = config.num_attention_heads * (1 + has_output_gate(attention))
+        heads = (num_queries, *[config.num_key_value_heads] * 2)
         return self._split(name, parts, normed, [num * self.head_dim for num in heads])
+
+    def _without_gate(self, queries: Any) -> Sequence[Any]:
+        """Queries and gates, [1, N, heads * D] each. Those of a head follow each other."""
+        width = self.config.num_attention_heads * self.head_dim
+        by_head = op.reshape(queries, ints(0, 0, -1, 2 * self.head_dim), special_zero=True)
+        parts = op.split(by_head, int_(-1), 2).outputs()
+        flat = [op.reshape(part, ints(0, 0, width), special_zero=True) for part in parts]
+        return [part.output(0) for part in flat]
 
     def _mlp_inputs(self, name: str, mlp: Any, normed: Any) -> Sequence[Any]:
         """Gate and the values that it multiplies, [1, N, width] each."""

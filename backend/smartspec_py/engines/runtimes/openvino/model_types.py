@@ -7,18 +7,19 @@ from typing import Any
 import torch
 
 from smartspec_py.engines.checkpoints import experts
-from smartspec_py.engines.checkpoints.checks import SERVED_ROTATIONS
+from smartspec_py.engines.checkpoints.checks import RECURRENT, SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
     *("exaone4", "gemma3_text", "granite", "llama", "ministral3", "mistral", "olmo2", "olmo3"),
-    *("phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
+    *("phi3", "qwen2", "qwen3", "qwen3_5_text", "seed_oss", "smollm3"),
     *experts.TYPES,
 )
 """Supported values of `model_type`. These models have a gated MLP, or a mixture of such experts.
 Layers may have biases, norms of queries and keys, RMS norms before or after attention and MLP, one
 matrix for several products, rotation of a part of a head or none, queries that grow with the
-position, and factors of embeddings, layers and logits."""
+position, and factors of embeddings, layers and logits. Some layers may be gated delta nets in
+place of attention, see `recurrent`."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
@@ -32,6 +33,10 @@ WINDOW_IN_CONFIG = ("mistral", "mixtral", "phi3")
 def can_write_out(config: Any) -> bool:
     """Whether a model with this Transformers config has this layout, without other parts."""
     if config.model_type not in MODEL_TYPES:
+        return False
+    if config.model_type in RECURRENT and (
+        activation(config) != "silu" or "full_attention" not in config.layer_types
+    ):
         return False
     ropes = [dict(rope_of(config))]
     if "rope_type" not in ropes[0]:  # one for each type of layer
@@ -71,6 +76,13 @@ def is_rotated(attention: Any) -> bool:
     if hasattr(attention, "sliding_window_pattern"):
         return attention.sliding_window is None or attention.is_sliding
     return getattr(attention, "use_rope", True)
+
+
+def has_output_gate(attention: Any) -> bool:
+    """Whether the output of each head is multiplied by a gate, a part of the product with the
+    queries' weights."""
+    config = getattr(attention, "config", None)
+    return getattr(config, "model_type", "") in RECURRENT
 
 
 def granite_factor(config: Any, name: str) -> float:

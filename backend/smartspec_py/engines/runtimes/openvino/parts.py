@@ -12,13 +12,22 @@ def cut(row: RowInput, num: int) -> tuple[RowInput, RowInput]:
     num_rest = len(row.tokens) - num
     num_logits = max(0, row.num_logits - num_rest)
     num_prompt = min(num, row.num_prompt)
-    head = replace(row, tokens=row.tokens[:num], num_logits=num_logits, num_prompt=num_prompt)
+    kept = row.kept_state
+    is_first = kept is not None and kept[0] <= row.position + num
+    head = replace(
+        row,
+        tokens=row.tokens[:num],
+        num_logits=num_logits,
+        num_prompt=num_prompt,
+        kept_state=kept if is_first else None,
+    )
     rest = replace(
         row,
         position=row.position + num,
         tokens=row.tokens[num:],
         num_logits=row.num_logits - num_logits,
         num_prompt=row.num_prompt - num_prompt,
+        kept_state=None if is_first else kept,
     )
     return head, rest
 

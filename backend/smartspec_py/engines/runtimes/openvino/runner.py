@@ -42,6 +42,7 @@ from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
 from smartspec_py.engines.checkpoints.experts import EXPERTS, ByExpert, usual_name
 from smartspec_py.engines.checkpoints.experts import TYPES as EXPERT_TYPES
+from smartspec_py.engines.checkpoints.recurrent import state_shapes
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
     check_complete,
@@ -58,6 +59,7 @@ from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
 from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut, with_copy
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
+from smartspec_py.engines.runtimes.openvino.states import States
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
 from smartspec_py.engines.runtimes.runner import (
@@ -140,6 +142,7 @@ class OpenVinoRunner(Runner):
 
     runtime = OPENVINO
     cache: BlockCache
+    states: States | None = None
     _graph_class = DecoderGraph
 
     def __init__(
@@ -187,7 +190,11 @@ class OpenVinoRunner(Runner):
         self._input_types |= dict.fromkeys(added, np.int64)
         self._hidden_size: int = model.config.hidden_size
         self.cache = BlockCache(self.compiled, model, config)
-        for copy, (name, tensor) in product(self._copies, self.cache.tensors.items()):
+        tensors, shapes = self.cache.tensors, state_shapes(model.config)
+        if shapes is not None:
+            self.states = States(shapes, config.num_rows, config.num_back, config.num_kept_states)
+            tensors = tensors | self.states.tensors
+        for copy, (name, tensor) in product(self._copies, tensors.items()):
             copy.request.set_tensor(name, tensor)
 
     @property
@@ -238,6 +245,10 @@ class OpenVinoRunner(Runner):
         # Two, because the output layer is a product too, and some operators fail with no rows.
         num_results, layers = max(2, len(wanted) + padding), self.config.state_layers
         self._set_inputs(request, parts, [*wanted, *[0] * (num_results - len(wanted))], padding)
+        if self.states is not None:
+            lens = [len(row.tokens) for row in given]
+            for name, numbers in self.states.begin(inputs, lens, copy.num_tokens).items():
+                request.set_input_tensor(self._places[name], ov.Tensor(numbers))
         # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
         logits = torch.empty(num_results, self.config.vocab_size)
         request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
@@ -248,6 +259,10 @@ class OpenVinoRunner(Runner):
             request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
             hidden = hidden[: num_tokens if layers else len(wanted)]
         request.infer(share_outputs=True)  # else it also copies them
+        if self.states is not None:
+            first = 1 + (hidden is not None)
+            outputs = range(first, first + len(self.states.tensors))
+            self.states.finish([request.get_output_tensor(i).data for i in outputs])
         states = zip(self._by_input(hidden, given), inputs, strict=False)
         own = [states_of_row[: len(row.tokens)] for states_of_row, row in states]
         return PassOutput(logits[: len(wanted)], own)
@@ -293,6 +308,8 @@ class OpenVinoRunner(Runner):
         """Without padding."""
         given = batch_size, tokens_per_row, context_len, num_logits
         self.cache.occupy(batch_size, min(context_len + tokens_per_row, self.config.max_len))
+        if self.states is not None:
+            self.states.pretend(batch_size, context_len)
         kept, self._most_padding = self._most_padding, 0
         try:
             return super().time_pass(*given)
@@ -301,6 +318,8 @@ class OpenVinoRunner(Runner):
 
     def release(self) -> None:
         self.cache.release()
+        if self.states is not None:
+            self.states.release()
 
     def _set_inputs(
         self,
@@ -351,7 +370,9 @@ def _numbers(
     block = _block(model) if is_whole else 0
     is_bounded = num_bits > 0 and not has_integers and not block
     # In half precision and with AMX, those of experts would have other kernels for a lone token.
+    # States are in float32, and drafts may never change one.
     is_float = is_bounded or block or any(has_experts(layer.mlp) for layer in model.model.layers)
+    is_float = is_float or state_shapes(model.config) is not None
     is_half = not is_float and HALF.get(config.dtype) in precisions
     dtype = config.dtype if is_half else torch.float32
     config = replace(config, keeps_4_bits=kept_group > 0, dtype=dtype)

@@ -1,0 +1,243 @@
+"""Models with gated delta nets, from the files of a checkpoint to texts. Whether they give what
+Transformers gives is in test_model_types, and whether bits depend on the pass in test_same_bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.config import ServerConfig
+from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.engines.checkpoints.checks import ModelError, check_sizes
+from smartspec_py.engines.checkpoints.recurrent import num_key_layers, state_shapes
+from smartspec_py.engines.runtimes.openvino.recurrent import (
+    KEPT,
+    PAST,
+    PLACES,
+    SLOTS,
+    TAPS,
+    TILE_ENDS,
+    TILE_TOKENS,
+)
+from smartspec_py.engines.runtimes.openvino.states import States
+from smartspec_py.engines.runtimes.runner import RowInput
+from smartspec_py.faults import ConfigError
+from smartspec_py.serving.build import build_engine
+from smartspec_testing.local import LocalSink, generate, serving
+
+pytestmark = pytest.mark.slow  # so that they run beside the others
+
+TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
+SIZES: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 256,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 32,
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+}
+LONG = "one two three four five six seven eight nine ten " * 12
+SAMPLINGS: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.2}]
+
+
+def make_config(**more: Any) -> Any:
+    return AutoConfig.for_model("qwen3_5_text", **SIZES | more)
+
+
+def write_model(folder: Path, noise: float = 0.0) -> None:
+    """noise: a draft is the target with its weights disturbed by so much."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(make_config())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("recurrent")
+    write_model(root / "target")
+    write_model(root / "draft", noise=0.004)
+    return root
+
+
+def config_of(folder: Path, engine: dict[str, Any] | None = None, **limits: Any) -> ServerConfig:
+    models = {"model": str(folder / "target"), "draft": str(folder / "draft")}
+    few = {"max_sequences": 4, "max_draft_len": 5, "max_context_len": 512, "profile_s": 0.0}
+    own = {"kind": "local", "device": "cpu", "num_threads": 1, **models, **(engine or {})}
+    return ServerConfig.model_validate({"engine": own, "limits": few | limits})
+
+
+def asked(num: int, **more: Any) -> list[GenerateParams]:
+    return [
+        GenerateParams(
+            f"{LONG[: 20 * n]} Question {n}:",
+            90,
+            seed=n + 1,
+            **SAMPLINGS[n % len(SAMPLINGS)],
+            **more,
+        )
+        for n in range(num)
+    ]
+
+
+def tokens_of(sinks: list[LocalSink]) -> list[list[int]]:
+    assert [sink.error for sink in sinks] == [None] * len(sinks)
+    return [sink.tokens for sink in sinks]
+
+
+def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
+    """With a draft model that has states, too, in a cache that has room for all, and in one that
+    preempts."""
+    config = config_of(folder)
+    with serving(build_engine(config, folder), config) as server:
+        expected = tokens_of(generate(server, asked(9, policy="none")))
+        ways = [("fixed:5", DRAFT_MODEL), ("fixed:3", PROMPT_LOOKUP), ("goodput", None)]
+        for policy, proposer in ways:
+            found = generate(server, asked(9, policy=policy, proposer=proposer))
+            assert tokens_of(found) == expected
+            if proposer == DRAFT_MODEL:
+                assert sum(sink.progress.num_accepted for sink in found) > 100
+    tight = config_of(folder, max_context_len=256, max_cache_tokens=256)
+    with serving(build_engine(tight, folder), tight) as server:
+        found = generate(server, asked(9, policy="fixed:5", proposer=DRAFT_MODEL))
+        assert tokens_of(found) == expected
+        assert server.loop.lifecycle.num_preemptions
+
+
+def test_a_conversation_continues_at_a_kept_state(folder: Path) -> None:
+    config = config_of(folder)
+    with serving(build_engine(config, folder), config) as server:
+        [first] = generate(server, [GenerateParams(LONG, 8, policy="none")])
+        num_read = first.last.num_input_tokens
+        following = GenerateParams(LONG + "and so on", 8, policy="none")
+        [again] = generate(server, [following])
+        [alone] = generate(server, [replace(following, reuse_prefix=False)])
+    assert again.progress.num_cached == num_read // 8 * 8 > 270
+    assert alone.progress.num_cached == 0
+    assert again.tokens == alone.tokens
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ({"runtime": "torch"}, "engine.runtime is torch"),
+        ({"weights": "fp8", "runtime": "torch"}, "engine.runtime is torch"),
+    ],
+)
+def test_pytorch_does_not_compute_it(folder: Path, engine: dict[str, Any], why: str) -> None:
+    text = f"target is of the type qwen3_5_text, which only OpenVINO computes, on a CPU: {why}"
+    with pytest.raises(ConfigError, match=text):
+        build_engine(config_of(folder, engine), folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("linear_num_value_heads", 3, "a multiple of the 2 linear_num_key_heads"),
+        ("linear_key_head_dim", 0, "a whole number in 1..100000000"),
+    ],
+)
+def test_impossible_numbers(field: str, value: int, rule: str) -> None:
+    text = f"m has the {field} {value} in its config.json, which must be {rule}: replace it"
+    with pytest.raises(ModelError, match=text):
+        check_sizes("m", make_config(**{field: value}))
+
+
+def test_layers_without_attention_alone_are_refused(tmp_path: Path, folder: Path) -> None:
+    shutil.copytree(folder / "target", tmp_path / "target")
+    path = tmp_path / "target" / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"layer_types": ["linear_attention"] * 4})
+    )
+    config = config_of(tmp_path, {"draft": None})
+    with pytest.raises(ConfigError, match="type qwen3_5_text with this config are not supported"):
+        build_engine(config, tmp_path)
+
+
+def test_sizes() -> None:
+    config = make_config()
+    shapes = state_shapes(config)
+    assert shapes is not None
+    assert num_key_layers(config) == 1
+    assert shapes == (3, (4, 32, 32), 256 + 8, 4)
+    assert shapes.num_bases(7) == 2
+    assert shapes.num_past(7) == 3 + 8 + 16
+    assert shapes.row_bytes(7) == 4 * 3 * (2 * 4 * 32 * 32 + 27 * 264)
+    assert shapes.prefix_bytes == 4 * 3 * (4 * 32 * 32 + 3 * 264)
+
+
+def results_of(states: States, value: float) -> list[Any]:
+    """Those of a pass, all equal to the value."""
+    shapes = state_shapes(make_config())
+    assert shapes is not None
+    num_rows, num_kept = len(states._parts), len(states._kept)
+    each = [np.full((num_kept, shapes.width), value), np.full((num_rows, *shapes.delta), value)]
+    return each * shapes.num_layers
+
+
+def test_tiles_of_a_pass() -> None:
+    """Two slots are of each row, and the first of none."""
+    shapes = state_shapes(make_config())
+    assert shapes is not None
+    states = States(shapes, num_rows=2, num_back=2, num_kept=3)
+    assert states.free_slots == range(5, 8)
+    first = RowInput(0, 0, [5] * 19, 1, num_prompt=19, kept_state=(16, 6))
+    given = states.begin([first], [19], 20)
+    assert given[SLOTS].tolist() == [0]
+    assert given[PAST].tolist() == []
+    assert given[TAPS][:, :3].tolist() == [[20, 20, 20], [20, 20, 0], [20, 0, 1], [0, 1, 2]]
+    assert given[TAPS][:, 18].tolist() == [15, 16, 17, 18]
+    assert given[TAPS][:, 19].tolist() == [20] * 4  # there is no such token
+    assert given[PLACES].tolist() == [*range(19), 0]
+    assert given[TILE_TOKENS].reshape(-1).tolist() == [1.0] * 19 + [0.0] * 5
+    assert given[TILE_ENDS].reshape(-1).tolist() == [1.0, 1.0, 0.0]
+    assert given[KEPT].tolist() == [*range(2, 19)]  # the last 3 + 8 + 6
+    states.finish(results_of(states, 7.0))
+    of_states = states.tensors["states.0"].data
+    assert (of_states[[1, 6]] == 7.0).all()
+    # Beside another row, with a lone token of a prompt and its copy.
+    rows = [RowInput(1, 0, [5], 1, num_prompt=1), RowInput(0, 19, [5] * 6, 6)]
+    given = states.begin(rows, [2, 6], 8)
+    assert given[SLOTS].tolist() == [0, 1]
+    assert given[PAST].tolist() == [13, 14, 15, 16, 0, 1]  # tokens 13 to 18 of 17 that are kept
+    assert given[PLACES].tolist() == [0, 0, *range(11, 16), 24]
+    assert given[TAPS][3, 8:16].tolist() == [3, 4, 5, 8, 9, 10, 11, 12]
+    assert given[TILE_ENDS].reshape(-1).tolist() == [0.0, 1.0, 0.0, 0.0]
+    states.finish(results_of(states, 8.0))
+    assert (of_states[2] == 8.0).all()
+    # The last three tokens are taken back, and with them the state behind 24.
+    given = states.begin([RowInput(0, 22, [5], 1)], [1], 1)
+    assert given[SLOTS].tolist() == [1]
+    states.finish(results_of(states, 9.0))
+    assert (of_states[1] == 7.0).all()
+    # A prefix of 16 tokens begins in the other row.
+    states.load(6, 1, 16)
+    given = states.begin([RowInput(1, 16, [5], 1)], [1], 1)
+    assert given[SLOTS].tolist() == [3]
+    assert (of_states[3] == 7.0).all()
+    assert (states.tensors["past.0"].data[given[PAST]] == 7.0).all()
+    with pytest.raises(AssertionError, match="row 1 has no state before token 9"):
+        states.begin([RowInput(1, 9, [5], 1)], [1], 1)
