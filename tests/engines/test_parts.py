@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartspec_py.engines.runtimes.openvino.parts import bounded, with_copy
+from smartspec_py.engines.runtimes.openvino.parts import bounded, of_like_lengths, with_copy
 from smartspec_py.engines.runtimes.runner import RowInput
 
 
@@ -26,3 +26,13 @@ def test_no_pass_has_more_tokens_with_the_copies_of_lone_prompt_tokens(
         assert [slot for part in parts for slot in part.slots] == list(row.slots)
         assert sum(part.num_logits for part in parts) == row.num_logits
         assert sum(part.num_prompt for part in parts) == row.num_prompt
+
+
+def test_rows_with_few_tokens_do_not_wait_for_long_ones() -> None:
+    """Tiles of 8 tokens: 64, 60, 2, and 1 for each of the others."""
+    lengths = [1, 512, 3, 480, 16, 8, 1]
+    rows = [RowInput(i, 5, range(n), num_logits=1) for i, n in enumerate(lengths)]
+    passes = of_like_lengths(list(enumerate(rows)))
+    assert [sorted(index for index, _ in parts) for parts in passes] == [[1, 3], [0, 2, 4, 5, 6]]
+    many = [RowInput(i, 5, range(1 + 8 * (i % 2)), num_logits=1) for i in range(30)]
+    assert len(of_like_lengths(list(enumerate(many)))) == 2

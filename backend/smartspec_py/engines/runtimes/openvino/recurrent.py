@@ -40,7 +40,7 @@ TILE_TOKENS, TILE_ENDS = "tile_tokens", "tile_ends"
 INPUTS = {
     SLOTS: ([-1], np.int64),
     PAST: ([-1], np.int64),
-    TAPS: ([-1, -1], np.int64),
+    TAPS: ([-1, -1, -1, TILE], np.int64),
     PLACES: ([-1], np.int64),
     KEPT: ([-1], np.int64),
     TILE_TOKENS: ([-1, -1, 1, TILE, 1], np.float32),
@@ -49,8 +49,8 @@ INPUTS = {
 """Shapes and types. A pass has n tiles of each of R rows; tiles that a row does not need are empty.
 - SLOTS [R]: where the state before the first tile is.
 - PAST: which inputs of the convolution are needed of earlier tokens.
-- TAPS [kernel size, n R 8]: of each token of a tile, the inputs of the convolution: among those of
-  PAST, of the tokens of the pass, and zeros.
+- TAPS [kernel size, n, R, 8]: of each token of a tile, the inputs of the convolution: among those
+  of PAST, of the tokens of the pass, and zeros.
 - PLACES: of each token of the pass, its place in the tiles.
 - KEPT: the tokens whose inputs are a result.
 - TILE_TOKENS: 1 for each token of a tile, and 0 where there is none.
@@ -82,7 +82,6 @@ class DeltaNets:
         ]
         self.results: list[Any] = []
         of_tiles = op.shape_of(self.inputs[TILE_TOKENS])
-        self._num_tiles = op.slice(of_tiles, ints(0), ints(2), ints(1))
         self._loops = op.squeeze(op.slice(of_tiles, ints(0), ints(1), ints(1)), int_(0))
 
     def mixed(self, index: int, name: str, net: Any, normed: Any, silu: Any) -> Any:
@@ -107,25 +106,31 @@ class DeltaNets:
         )
 
     def _convolved(self, name: str, net: Any, given: Any, past: Any, silu: Any) -> Any:
-        """Of all tokens of the tiles, [n R 8, width], and what is not convolved."""
+        """Of all tokens of the tiles, [n, R, 8, width], and what is not convolved."""
         earlier = op.gather(past, self.inputs[PAST], int_(0))
         nothing = op.constant(np.zeros((1, self._shapes.width), np.float32))
         widths = ints(net.conv_dim, 2 * net.num_v_heads)
         known = op.concat([earlier, given, nothing], 0)
         convolved, rest = op.variadic_split(known, int_(1), widths).outputs()
         kernel = self._products.weights.stored(f"{name}.conv1d.weight").float()
-        of_taps = op.constant(kernel.permute(2, 1, 0).contiguous().numpy())
-        each = op.multiply(op.gather(convolved, self.inputs[TAPS], int_(0)), of_taps)
-        total = reduce(op.add, op.split(each, int_(0), self._shapes.kernel_size).outputs())
-        own = op.gather(self.inputs[TAPS], int_(self._shapes.num_before), int_(0))
-        return silu(op.squeeze(total, int_(0))), op.gather(rest, own, int_(0))
+        numbers = [
+            op.gather(self.inputs[TAPS], int_(i), int_(0)) for i in range(self._shapes.kernel_size)
+        ]
+        of_taps = [
+            op.multiply(
+                op.gather(convolved, tap, int_(0)),
+                op.constant(kernel[:, 0, i].contiguous().numpy()),
+            )
+            for i, tap in enumerate(numbers)
+        ]
+        return silu(reduce(op.add, of_taps)), op.gather(rest, numbers[-1], int_(0))
 
     def _heads(self, name: str, net: Any, states: Any, rest: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Queries, keys and values by head, [n, R, heads, 8, width] each, and decay and step of
         each head, [n, R, heads, 8, 1]. states, rest: see `_convolved`."""
         num, each = net.num_v_heads, net.num_v_heads // net.num_k_heads
         widths = ints(net.key_dim, net.key_dim, net.value_dim)
-        parts = op.variadic_split(states, int_(1), widths).outputs()
+        parts = op.variadic_split(states, int_(-1), widths).outputs()
         queries, keys = (
             _repeated(_unit(self._by_head(part, net.num_k_heads, net.head_k_dim)), each)
             for part in parts[:2]
@@ -142,9 +147,9 @@ class DeltaNets:
         return queries, keys, values, decay, beta
 
     def _by_head(self, states: Any, num_heads: int, width: int) -> Any:
-        """[n R 8, heads * width] -> [n, R, heads, 8, width]"""
-        shape = op.concat([self._num_tiles, ints(TILE, num_heads, width)], 0)
-        return op.transpose(op.reshape(states, shape, False), ints(0, 1, 3, 2, 4))
+        """[n, R, 8, heads * width] -> [n, R, heads, 8, width]"""
+        shape = ints(0, 0, 0, num_heads, width)
+        return op.transpose(op.reshape(states, shape, special_zero=True), ints(0, 1, 3, 2, 4))
 
     def _through_tiles(
         self, queries: Any, keys: Any, values: Any, decay: Any, beta: Any, states: Any

@@ -57,7 +57,13 @@ from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS, has_experts
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
-from smartspec_py.engines.runtimes.openvino.parts import attended_parts, bounded, cut, with_copy
+from smartspec_py.engines.runtimes.openvino.parts import (
+    attended_parts,
+    bounded,
+    cut,
+    of_like_lengths,
+    with_copy,
+)
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
 from smartspec_py.engines.runtimes.openvino.states import States
 from smartspec_py.engines.runtimes.openvino.weights import Weights
@@ -96,6 +102,10 @@ EVEN_ROWS, FEWER_TOKENS = 32, 64
 """The same happens in passes of more than 64 tokens if a weight has a number of rows that 32 does
 not divide, such as the output layer of a vocabulary of 151,665 tokens (with AVX2, and products
 wider than 512)."""
+
+MOST_IN_TILES = 128
+"""Tokens of a pass with recurrent states. OpenVINO keeps what the layers compute of them, 2 MB a
+token with 18 such layers of 1,024, and more tokens take hardly less time each."""
 
 MOST_COPIES, COPIED_BYTES = 3, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
@@ -164,6 +174,8 @@ class OpenVinoRunner(Runner):
             rows |= {config.vocab_size, config.adapters.rank}
             is_even = not any(num % EVEN_ROWS for num in rows)
             self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
+        elif state_shapes(model.config) is not None:
+            self._most_tokens = MOST_IN_TILES
         products = _products(model, config, of_model, numbers)
         graph = self._graph_class(
             model, products, max_len=config.max_len, num_threads=config.num_threads
@@ -229,7 +241,10 @@ class OpenVinoRunner(Runner):
                 second.append((index, rest))
             else:
                 first.append((index, row))
-        return bounded(first, self._most_tokens) + bounded(second, self._most_tokens)
+        passes = [first, second] if second else [first]
+        if self.states is not None:
+            passes = [part for parts in passes for part in of_like_lengths(parts)]
+        return [part for parts in passes for part in bounded(parts, self._most_tokens)]
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         given = [with_copy(row) for row in inputs]

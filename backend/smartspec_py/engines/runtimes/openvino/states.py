@@ -145,7 +145,7 @@ class States:
         given = {
             SLOTS: [self._bases[part.row.row][part.base] for part in parts],
             PAST: np.concatenate(places_of_past),
-            TAPS: taps.reshape(self._history + 1, -1),
+            TAPS: taps,
             PLACES: places,
             KEPT: self._kept,
             TILE_TOKENS: is_there,
