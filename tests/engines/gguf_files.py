@@ -37,6 +37,46 @@ GEMMA_PARTS = PARTS | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+NET_PARTS = PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+NETS = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
+
+
+def of_net(parameter: str, numbers: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
+    """A tensor of Qwen3.5 as its file has it: heads of values of each head of keys in turns."""
+    if parameter.endswith("A_log"):
+        numbers = -np.exp(numbers)
+    if "conv1d" in parameter:
+        numbers = numbers[:, 0]
+    if "norm" in parameter and "linear_attn" not in parameter:
+        numbers = numbers + 1
+    if "linear_attn" not in parameter or "linear_attn.norm" in parameter:
+        return numbers
+    if parameter.endswith("out_proj.weight"):
+        return _in_turns(numbers.T, config).T
+    num_kept = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    num_kept = num_kept if "qkv" in parameter or "conv1d" in parameter else 0
+    return np.concatenate([numbers[:num_kept], _in_turns(numbers[num_kept:], config)])
+
+
+def _in_turns(numbers: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
+    num = config.linear_num_key_heads
+    heads = numbers.reshape(num, config.linear_num_value_heads // num, -1, *numbers.shape[1:])
+    return heads.swapaxes(0, 1).reshape(numbers.shape)
 
 
 def file_name(name: str, parts: Mapping[str, str] = PARTS) -> str:
@@ -80,16 +120,17 @@ def write_gguf(
     architecture; None leaves out a field.
     """
     config = model.config
-    others = {"ministral3": "mistral3", "qwen3_moe": "qwen3moe"}
+    others = {"ministral3": "mistral3", "qwen3_moe": "qwen3moe", **NETS}
     name = others.get(config.model_type, config.model_type)
     name = name.removesuffix("_text")
     is_gemma, rope = name in ("gemma2", "gemma3"), config.rope_parameters
-    parts = GEMMA_PARTS if is_gemma else PARTS
+    has_nets = config.model_type in NETS
+    parts = GEMMA_PARTS if is_gemma else NET_PARTS if has_nets else PARTS
     writer = gguf.GGUFWriter(path, changed.pop("architecture", name), split_max_tensors=part_len)
     fields = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", 0),
         "block_count": config.num_hidden_layers,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
@@ -115,6 +156,7 @@ def write_gguf(
         if left_out and file_name(parameter, parts).endswith(left_out):
             continue
         numbers = weight.detach().float().numpy() + (is_gemma and "norm" in parameter)
+        numbers = of_net(parameter, numbers, config) if has_nets else numbers
         written[parameter] = numbers if numbers.ndim < 2 else stored(numbers, kind)
         found = written[parameter]
         heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}

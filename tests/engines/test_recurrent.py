@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf_files import NETS, few_fields, write_gguf
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -19,6 +20,8 @@ from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.engines.checkpoints.checks import ModelError, check_sizes
+from smartspec_py.engines.checkpoints.config import load_config
+from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.recurrent import num_key_layers, state_shapes
 from smartspec_py.engines.runtimes.openvino.recurrent import (
     KEPT,
@@ -29,14 +32,16 @@ from smartspec_py.engines.runtimes.openvino.recurrent import (
     TILE_ENDS,
     TILE_TOKENS,
 )
+from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.states import States
-from smartspec_py.engines.runtimes.runner import RowInput
+from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate, serving
 
 pytestmark = pytest.mark.slow  # so that they run beside the others
 
+CPU = torch.device("cpu")
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
@@ -175,6 +180,73 @@ def test_layers_without_attention_alone_are_refused(tmp_path: Path, folder: Path
     config = config_of(tmp_path, {"draft": None})
     with pytest.raises(ConfigError, match="type qwen3_5_text with this config are not supported"):
         build_engine(config, tmp_path)
+
+
+NET_FIELDS = {
+    "full_attention_interval": 4,
+    "rope.dimension_count": 8,
+    "rope.dimension_sections": [2, 1, 1, 0],
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "attention.recurrent_layers": [True, True, True, False],
+}
+EXPERT_SIZES = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 32,
+}
+EXPERT_FIELDS = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 64,
+    "expert_shared_feed_forward_length": 32,
+}
+
+
+def write_file(path: Path, kind: str, num_values: int, **changed: Any) -> Any:
+    """A GGUF file; returns its model."""
+    torch.manual_seed(0)
+    has_experts = "moe" in kind
+    sizes = SIZES | {"linear_num_value_heads": num_values} | (EXPERT_SIZES if has_experts else {})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    fields = NET_FIELDS | (EXPERT_FIELDS if has_experts else {})
+    fields |= {"ssm.time_step_rank": num_values, "ssm.inner_size": 32 * num_values}
+    fields = {f"{NETS[kind]}.{key}": value for key, value in fields.items()}
+    write_gguf(path, model, few_fields(2048), **(fields | changed))
+    return model
+
+
+@pytest.mark.parametrize(("kind", "num_values"), [(kind, n) for kind in NETS for n in (2, 4)])
+def test_a_gguf_file(tmp_path: Path, kind: str, num_values: int) -> None:
+    """If keys have fewer heads than values, the file has those of values in another order."""
+    model = write_file(tmp_path / "m.gguf", kind, num_values)
+    tokens = [5 * i % 2048 for i in range(30)]
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    config = RunnerConfig(model_folder(tmp_path / "m.gguf"), CPU, torch.float32, 1, 64, 2048)
+    found = load_openvino_runner(config).forward([RowInput(0, 0, tokens, 30, 30)]).logits
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-4 * largest)
+
+
+def test_layers_of_a_gguf_file_that_draft_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    fields = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": 5}
+    drafting = {"blk.4.nextn.eh_proj.weight": np.ones((128, 256), np.float32)}
+    write_file(path, "qwen3_5_text", 2, tensors=drafting, **fields)
+    assert load_config(model_folder(path), 64).num_hidden_layers == 4
+
+
+def test_adapters_do_not_fit_a_file_with_another_order(tmp_path: Path) -> None:
+    write_file(tmp_path / "m.gguf", "qwen3_5_text", 4)
+    engine = {"model": str(tmp_path / "m.gguf"), "draft": None, "lora": {"a": str(tmp_path)}}
+    with pytest.raises(ConfigError, match=r"engine\.lora: .* heads in another order"):
+        build_engine(config_of(tmp_path, engine), tmp_path)
 
 
 def test_sizes() -> None:

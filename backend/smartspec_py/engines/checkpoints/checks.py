@@ -69,9 +69,6 @@ or masks to attention in other ways, and would be served with wrong texts."""
 RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text")
 """Those of MODELS with layers that have a recurrent state. Only OpenVINO computes them."""
 
-LINEAR_ATTENTION = "linear_attention"
-"""In `layer_types`: a layer with a recurrent state, and without keys."""
-
 WITH_IMAGES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smartspec_py.engines.checkpoints.checks import (
-    LINEAR_ATTENTION,
     RECURRENT,
     ModelError,
     check_files,
@@ -22,6 +21,7 @@ from smartspec_py.engines.checkpoints.checks import (
     read_json,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import cut, shown
 
 WINDOWED = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from smartspec_py.engines.checkpoints.checks import LINEAR_ATTENTION
+LINEAR_ATTENTION = "linear_attention"
+"""In `layer_types`: a layer with a recurrent state, and without keys."""
 
 TILE = 8
 """States are kept where a whole number of so many tokens is before them, see
@@ -68,3 +69,8 @@ def num_key_layers(hf_config: Any) -> int:
     """Layers that have keys and values."""
     shapes = state_shapes(hf_config)
     return int(hf_config.num_hidden_layers) - (shapes.num_layers if shapes else 0)
+
+
+def has_tiled_heads(hf_config: Any) -> bool:
+    """Whether the heads of values are in the order of a GGUF file, see `gguf.config`."""
+    return bool(getattr(hf_config, "linear_heads_are_tiled", False))

@@ -29,6 +29,7 @@ from smartspec_py.engines.checkpoints.config import load_config, num_weights
 from smartspec_py.engines.checkpoints.experts import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.pair import CheckedTokenizer, check_pair
+from smartspec_py.engines.checkpoints.recurrent import has_tiled_heads
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.drafts.eagle.head import (
     is_eagle,
@@ -221,7 +222,13 @@ def _models(
 def _adapters(config: LocalEngineConfig, model: Path, max_len: int, folder: Path) -> Adapters:
     if not config.lora:
         return NO_ADAPTERS
-    layers = linear_layers(load_config(model, max_len))
+    hf_config = load_config(model, max_len)
+    if has_tiled_heads(hf_config):
+        raise ConfigError(
+            f"engine.json: engine.lora: {model.name} is a GGUF file with heads in another order "
+            "than adapters have: use the safetensors of this model"
+        )
+    layers = linear_layers(hf_config)
     loaded = []
     for name, path in config.lora.items():
         with named(f"engine.lora.{name}"):

@@ -15,17 +15,23 @@ from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
+from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import ConfigError, cut
 
 GEMMA_2, GEMMA_3 = "gemma2", "gemma3_text"
 GRANITE, MINISTRAL, PHI = "granite", "ministral3", "phi3"
 QWEN_MOE = "qwen3_moe"
+QWEN_NETS, QWEN_NETS_MOE = "qwen3_5_text", "qwen3_5_moe_text"
+WITH_NETS = (QWEN_NETS, QWEN_NETS_MOE)
+WITH_EXPERTS = (QWEN_MOE, QWEN_NETS_MOE)
 GEMMAS = (GEMMA_2, GEMMA_3)
 MODELS = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": (QWEN_MOE, "Qwen3MoeForCausalLM"),
+    "qwen35": (QWEN_NETS, "Qwen3_5ForCausalLM"),
+    "qwen35moe": (QWEN_NETS_MOE, "Qwen3_5MoeForCausalLM"),
     "gemma2": (GEMMA_2, "Gemma2ForCausalLM"),
     "gemma3": (GEMMA_3, "Gemma3ForCausalLM"),
     "granite": (GRANITE, "GraniteForCausalLM"),
@@ -86,8 +92,7 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         "dtype": {"F16": "float16", "BF16": "bfloat16"}.get("".join(kinds), "float32"),
         "max_position_embeddings": of.integer("context_length"),
         "hidden_size": of.integer("embedding_length"),
-        "intermediate_size": of.integer("feed_forward_length"),
-        "num_hidden_layers": of.integer("block_count", most=len(tensors)),
+        "num_hidden_layers": _num_layers(of, len(tensors)),
         **_heads(of),
         "hidden_act": "silu",
         "rms_norm_eps": of.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
@@ -113,10 +118,14 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         config |= _gemma_2(of)
     if model_type == GEMMA_3:
         config |= _gemma_3(of)
+    if model_type in WITH_EXPERTS:
+        config |= _experts(of, model_type)
+    else:
+        config["intermediate_size"] = of.integer("feed_forward_length")
     if model_type == GRANITE:
         config |= _granite(of, config)
-    if model_type == QWEN_MOE:
-        config |= _experts(of)
+    if model_type in WITH_NETS:
+        config |= _nets(of, config)
     _check_keys(of, config)
     return config
 
@@ -166,11 +175,53 @@ def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: of.number(key, default, 1e-6, 1e6) for name, (key, default) in factors.items()}
 
 
-def _experts(of: Fields) -> dict[str, Any]:
+def _num_layers(of: Fields, num_tensors: int) -> int:
+    """Without the last ones of Qwen3.5, which draft and are not read."""
+    num_drafting = of.integer("nextn_predict_layers", 0, 0, num_tensors)
+    return of.integer("block_count", least=num_drafting + 1, most=num_tensors) - num_drafting
+
+
+def _nets(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of gated delta nets. If keys have fewer heads than values, a file has the heads
+    of values in another order: those of the first of each key come first."""
+    num_layers, width = config["num_hidden_layers"], of.integer("ssm.state_size")
+    num_keys, num_values = of.integer("ssm.group_count"), of.integer("ssm.time_step_rank")
+    of.only("ssm.inner_size", num_values * width)
+    every = of.integer("full_attention_interval", 4)
+    default = [bool(number % every) for number in range(1, num_layers + 1)]
+    are_nets = of.get("attention.recurrent_layers", default)
+    if not isinstance(are_nets, list) or len(are_nets) < num_layers:
+        raise ConfigError(
+            f"{of.file} has not an attention.recurrent_layers of {num_layers} flags: convert the "
+            "model again"
+        )
+    of.ignore("rope.dimension_sections")  # for images
+    num_rotated = of.integer("rope.dimension_count", most=config["head_dim"])
+    return {
+        "layer_types": [
+            LINEAR_ATTENTION if is_net else "full_attention" for is_net in are_nets[:num_layers]
+        ],
+        "linear_conv_kernel_dim": of.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": width,
+        "linear_num_key_heads": num_keys,
+        "linear_num_value_heads": num_values,
+        "linear_heads_are_tiled": num_keys < num_values,
+        "partial_rotary_factor": num_rotated / config["head_dim"],
+    }
+
+
+def _experts(of: Fields, model_type: str) -> dict[str, Any]:
     """The settings of experts, which are the same in all layers. Their shares are normalised
     without a field that says so."""
     of.only("expert_weights_scale", 1.0, 0.0)  # 0 means 1
-    of.only("expert_shared_feed_forward_length", 0)
+    if model_type == QWEN_MOE:
+        of.only("expert_shared_feed_forward_length", 0)
+        own = {"intermediate_size": of.integer("feed_forward_length")}
+    else:
+        of.ignore("feed_forward_length")  # no layer has it
+        shared = of.integer("expert_shared_feed_forward_length")
+        own = {"shared_expert_intermediate_size": shared}
     of.only("expert_gating_func", 1)  # softmax
     of.only("expert_weights_norm", True)
     of.only("expert_group_count", 1)
@@ -181,6 +232,7 @@ def _experts(of: Fields) -> dict[str, Any]:
         "num_experts_per_tok": of.integer("expert_used_count", most=num_experts),
         "moe_intermediate_size": of.integer("expert_feed_forward_length"),
         "norm_topk_prob": True,
+        **own,
     }
 
 
@@ -255,14 +307,15 @@ def _phi(of: Fields, config: Mapping[str, Any], tensors: Tensors) -> dict[str, A
 def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
     """Refuse keys that are not used, and values that change what a layer computes."""
     head_dim = config["head_dim"]
-    if config["model_type"] != PHI:
+    if config["model_type"] not in (PHI, *WITH_NETS):
         of.only("rope.dimension_count", head_dim)
+    if config["model_type"] != PHI:
         of.only("rope.scaling.attn_factor", 1.0)
     if config["model_type"] not in (*GEMMAS, PHI):
         of.only("attention.sliding_window", 0)
     of.only("attention.value_length", head_dim)
     of.only("attention.causal", True)
-    if config["model_type"] != QWEN_MOE:
+    if config["model_type"] not in WITH_EXPERTS:
         of.only("expert_count", 0)
         of.only("expert_used_count", 0)
     of.only("pooling_type", 0)

@@ -21,10 +21,14 @@ from smartspec_py.engines.checkpoints.gguf.config import (
     PHI,
     QKV,
     QWEN_MOE,
+    QWEN_NETS_MOE,
+    WITH_EXPERTS,
+    WITH_NETS,
     Tensors,
 )
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
+from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import ConfigError
 
 PERMUTED = ("llama", GRANITE, MINISTRAL, "smollm3")
@@ -69,9 +73,30 @@ OF_EXPERTS = {
 }
 """With the number of the expert. The file has the matrices of all experts in one tensor."""
 
+ROUTED = {"ffn_gate_inp": "mlp.gate", **OF_EXPERTS}
+SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+NETS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+"""Of Qwen3.5."""
+
 OTHER_PARTS = {
     **dict.fromkeys(GEMMAS, OUTER_NORMS),
-    QWEN_MOE: {"ffn_gate_inp": "mlp.gate", **OF_EXPERTS},
+    QWEN_MOE: ROUTED,
+    **dict.fromkeys(WITH_NETS, NETS),
+    QWEN_NETS_MOE: {
+        **NETS,
+        **ROUTED,
+        **SHARED,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    },
     PHI: {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 """Those that differ, by type."""
@@ -81,7 +106,8 @@ def read_places(
     fields: Fields, config: Mapping[str, Any], num_tokens: int, tensors: Tensors
 ) -> dict[str, Any]:
     """Where each parameter is. num_heads: of a tensor whose rows are permuted within each head.
-    added: what the file's numbers have more than the parameter's. If no layer has a bias of a part,
+    added: what the file's numbers have more than the parameter's. is_rate: the file's numbers are
+    the exponentials of the parameter's, negative. If no layer has a bias of a part,
     it has none: the bias is 0.
 
     Raises ConfigError for tensors that are missing, left over, or of another type or shape.
@@ -95,19 +121,27 @@ def read_places(
         }
     parts_with_bias = {name.split(".")[-2] for name in tensors if name.endswith(".bias")}
     left, places = dict(tensors), dict[str, Any]()
-    for name, parameter, shape in _wanted(config, num_tokens):
+    wanted = [*_wanted(config, num_tokens), *_wanted_of_nets(config)]
+    for name, parameter, shape in wanted:
         *_, part, kind = name.split(".")
         tensor = left.pop(name, None)
         if tensor is not None:
-            _check_tensor(fields, name, tensor, shape)
+            # Some converters write this matrix of one row as a vector.
+            is_vector = part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1
+            _check_tensor(fields, name, tensor, shape[1:] if is_vector else shape)
             if part in OF_EXPERTS:
                 places |= _by_expert(parameter, tensor)
                 continue
             places[parameter] = asdict(tensor)
             if part in num_heads:
                 places[parameter]["num_heads"] = num_heads[part]
-            if model_type in GEMMAS and part.endswith("norm"):
+            if model_type in (*GEMMAS, *WITH_NETS) and part.endswith("norm") and part != "ssm_norm":
                 places[parameter]["added"] = 1.0
+            if kind == "ssm_a":
+                places[parameter]["is_rate"] = True
+            places[parameter]["shape"] = shape
+            if part == "ssm_conv1d":
+                places[parameter]["shape"] = [shape[0], 1, shape[1]]
         elif kind == "bias" and part not in parts_with_bias:
             places[parameter] = {"type": ZEROS, "shape": shape}
         else:
@@ -116,12 +150,22 @@ def read_places(
             )
     for used in {"llama": (FACTORS,), PHI: LONG_FACTORS.values()}.get(model_type, ()):
         left.pop(used, None)
+    if model_type in WITH_NETS:
+        left = {name: left[name] for name in left if not _is_behind(name, config)}
     if left:
         raise ConfigError(
             f"{fields.file} has the tensor {min(left)}, which a {model_type} model with "
             f"{config['num_hidden_layers']} layers has not: use another model"
         )
     return places
+
+
+def _is_behind(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether the tensor is of a layer behind the model's, which drafts."""
+    parts = name.split(".")
+    return (
+        parts[0] == "blk" and parts[1].isdecimal() and int(parts[1]) >= config["num_hidden_layers"]
+    )
 
 
 def _by_expert(parameter: str, tensor: TensorPlace) -> dict[str, Any]:
@@ -139,7 +183,6 @@ def _wanted(
     config: Mapping[str, Any], num_tokens: int
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """The tensors of a Transformers model: name in the file, name of the parameter and shape."""
-    shapes = _shapes(config)
     biases = {part for setting, parts in BIASES.items() if config.get(setting) for part in parts}
     if config["model_type"] == "qwen2":
         biases |= set(QKV)
@@ -149,16 +192,29 @@ def _wanted(
             yield f"{part}.weight", f"{parameter}.weight", (*num_rows, config["hidden_size"])
     names = LAYER_PARTS | OTHER_PARTS.get(config["model_type"], {})
     for layer in range(config["num_hidden_layers"]):
-        for part, shape in shapes.items():
+        for part, shape in _shapes(config, layer).items():
             name, parameter = f"blk.{layer}.{part}", f"model.layers.{layer}.{names[part]}"
             yield f"{name}.weight", f"{parameter}.weight", shape
             if part in biases:
                 yield f"{name}.bias", f"{parameter}.bias", shape[:1]
 
 
-def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _wanted_of_nets(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """The same of the vectors of gated delta nets."""
+    for layer, kind in enumerate(config.get("layer_types") or ()):
+        if kind == LINEAR_ATTENTION:
+            parameter, shape = f"model.layers.{layer}.linear_attn", (_heads_of_values(config),)
+            yield f"blk.{layer}.ssm_a", f"{parameter}.A_log", shape
+            yield f"blk.{layer}.ssm_dt.bias", f"{parameter}.dt_bias", shape
+
+
+def _heads_of_values(config: Mapping[str, Any]) -> int:
+    return int(config["linear_num_value_heads"])
+
+
+def _shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     """Of the weights of a layer, by their names in the file."""
-    width, inner = config["hidden_size"], config["intermediate_size"]
+    width, inner = config["hidden_size"], config.get("intermediate_size", 0)
     head_dim = config["head_dim"]
     queries, keys = (config[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
     head_norms = {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
@@ -181,7 +237,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if config["model_type"] == PHI:
         projections = {"attn_qkv": (queries + 2 * keys, width)}
         mlp = {"ffn_up": (2 * inner, width), "ffn_down": (width, inner)}
-    if config["model_type"] == QWEN_MOE:
+    if config["model_type"] in WITH_EXPERTS:
         num, inner = config["num_experts"], config["moe_intermediate_size"]
         mlp = {
             "ffn_gate_inp": (num, width),
@@ -189,6 +245,20 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             "ffn_up_exps": (num, inner, width),
             "ffn_down_exps": (num, width, inner),
         }
+    if config["model_type"] == QWEN_NETS_MOE:
+        shared = config["shared_expert_intermediate_size"]
+        mlp |= {
+            "ffn_gate_inp_shexp": (1, width),
+            "ffn_gate_shexp": (shared, width),
+            "ffn_up_shexp": (shared, width),
+            "ffn_down_shexp": (width, shared),
+        }
+    if config["model_type"] in WITH_NETS:
+        outer = {"attn_norm": (width,), "post_attention_norm": (width,), **mlp}
+        if config["layer_types"][layer] == LINEAR_ATTENTION:
+            return outer | _shapes_of_net(config)
+        projections["attn_q"] = (2 * queries, width)
+        return outer | projections | {"attn_output": (width, queries), **head_norms}
     return {
         "attn_norm": (width,),
         **projections,
@@ -196,6 +266,21 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "ffn_norm": (width,),
         **mlp,
         **norms.get(config["model_type"], {}),
+    }
+
+
+def _shapes_of_net(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, num_values = config["hidden_size"], _heads_of_values(config)
+    values = num_values * config["linear_value_head_dim"]
+    convolved = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + values
+    return {
+        "attn_qkv": (convolved, width),
+        "attn_gate": (values, width),
+        "ssm_alpha": (num_values, width),
+        "ssm_beta": (num_values, width),
+        "ssm_conv1d": (convolved, config["linear_conv_kernel_dim"]),
+        "ssm_norm": (config["linear_value_head_dim"],),
+        "ssm_out": (width, values),
     }
 
 

@@ -25,6 +25,7 @@ _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN_MARKS = _QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")
 _LLAMA3 = _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -44,6 +45,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "gpt-4o": (_GPT4O,),
     "tekken": (_GPT4O.replace(_ENDING, "").replace("{1,3}", ""),),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_QWEN,)),
+    "qwen35": (_QWEN_MARKS,),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
     "deepseek-llm": (
         r"[\r\n]",
@@ -65,6 +67,8 @@ END_NAMES = {
     "qwen2": ("<|endoftext|>",),
     "qwen3": ("<|endoftext|>",),
     "qwen3moe": ("<|endoftext|>",),
+    "qwen35": ("<|endoftext|>",),
+    "qwen35moe": ("<|endoftext|>",),
     "gemma2": ("<end_of_turn>",),
     "gemma3": ("<end_of_turn>",),
     "granite": (),
@@ -169,7 +173,7 @@ def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool
         merges.append((left, right))
     model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=name in WHOLE_WORDS)
     tokenizer = Tokenizer(model)
-    if name == "qwen2":
+    if name in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in SPLITS[name]]
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -38,6 +38,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         numbers = matrix.stored(slice(None)).view(dtype) if dtype else whole(matrix)
         if "added" in place:
             numbers = numbers - place["added"]
+        if place.get("is_rate"):
+            numbers = (-numbers).log()
         return numbers.reshape(place["shape"])
 
     def rows(self, name: str) -> GgufMatrix:

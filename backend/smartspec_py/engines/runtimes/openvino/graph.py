@@ -14,7 +14,7 @@ import openvino as ov
 import openvino.opset15 as op
 import torch
 
-from smartspec_py.engines.checkpoints.recurrent import state_shapes
+from smartspec_py.engines.checkpoints.recurrent import has_tiled_heads, state_shapes
 from smartspec_py.engines.runtimes.openvino.attention import (
     INPUTS,
     LONGEST,
@@ -75,7 +75,7 @@ class DecoderGraph:
             parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
             for name in cache_names(len(attending))
         ]
-        self.nets = None if shapes is None else DeltaNets(products, shapes)
+        self.nets = None if shapes is None else DeltaNets(products, shapes, has_tiled_heads(config))
         if self.nets is not None:
             self.inputs |= self.nets.inputs
             self.caches += self.nets.layers

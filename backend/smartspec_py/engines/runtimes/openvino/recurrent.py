@@ -71,8 +71,9 @@ class DeltaNets:
     layers: see `input_names`. results: of each layer, the inputs of the convolution of the tokens
     KEPT, and the states [R, heads, key width, value width] behind the last whole tile."""
 
-    def __init__(self, products: Products, shapes: StateShapes) -> None:
-        self._products, self._shapes = products, shapes
+    def __init__(self, products: Products, shapes: StateShapes, is_tiled: bool) -> None:
+        """is_tiled: see `_repeated`."""
+        self._products, self._shapes, self._is_tiled = products, shapes, is_tiled
         self.inputs = {name: parameter(name, *kind) for name, kind in INPUTS.items()}
         names = iter(input_names(shapes.num_layers))
         self.layers = [
@@ -132,7 +133,7 @@ class DeltaNets:
         widths = ints(net.key_dim, net.key_dim, net.value_dim)
         parts = op.variadic_split(states, int_(-1), widths).outputs()
         queries, keys = (
-            _repeated(_unit(self._by_head(part, net.num_k_heads, net.head_k_dim)), each)
+            self._repeated(_unit(self._by_head(part, net.num_k_heads, net.head_k_dim)), each)
             for part in parts[:2]
         )
         queries = op.multiply(queries, float_(net.head_k_dim**-0.5))
@@ -150,6 +151,15 @@ class DeltaNets:
         """[n, R, 8, heads * width] -> [n, R, heads, 8, width]"""
         shape = ints(0, 0, 0, num_heads, width)
         return op.transpose(op.reshape(states, shape, special_zero=True), ints(0, 1, 3, 2, 4))
+
+    def _repeated(self, states: Any, num: int) -> Any:
+        """[n, R, heads, 8, width] -> [n, R, heads * num, 8, width]: for each head of values. Those
+        of GGUF files take the heads of keys in turns."""
+        if num == 1:
+            return states
+        heads = np.arange(states.get_output_partial_shape(0)[2].get_length())
+        numbers = np.tile(heads, num) if self._is_tiled else np.repeat(heads, num)
+        return op.gather(states, op.constant(numbers), int_(2))
 
     def _through_tiles(
         self, queries: Any, keys: Any, values: Any, decay: Any, beta: Any, states: Any
@@ -240,12 +250,3 @@ def _unit(states: Any) -> Any:
         op.add(op.reduce_sum(op.multiply(states, states), ints(-1), True), float_(EPS))
     )
     return op.divide(states, length)
-
-
-def _repeated(states: Any, num: int) -> Any:
-    """[n, R, heads, 8, width] -> [n, R, heads * num, 8, width]: each head so many times."""
-    if num == 1:
-        return states
-    heads = states.get_output_partial_shape(0)[2].get_length()
-    numbers = np.repeat(np.arange(heads), num)
-    return op.gather(states, op.constant(numbers), int_(2))
