@@ -220,7 +220,7 @@ class LimitsConfig(_Layer):
     """What the server may use, and how long things may take."""
 
     max_sequences: Annotated[int, Field(ge=1, le=1024)] = 32
-    """requests served at once."""
+    """requests served at once; fewer if recurrent states of so many would take too much memory."""
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     """requests that may wait beyond those. More are refused."""
     max_context_len: Annotated[int | None, Field(ge=2, le=1_000_000)] = None
