@@ -163,6 +163,7 @@ def test_pytorch_does_not_compute_it(folder: Path, engine: dict[str, Any], why: 
     [
         ("linear_num_value_heads", 3, "a multiple of the 2 linear_num_key_heads"),
         ("linear_key_head_dim", 0, "a whole number in 1..100000000"),
+        ("linear_conv_kernel_dim", 9, "a whole number in 1..8"),
     ],
 )
 def test_impossible_numbers(field: str, value: int, rule: str) -> None:
@@ -249,6 +250,14 @@ def test_adapters_do_not_fit_a_file_with_another_order(tmp_path: Path) -> None:
         build_engine(config_of(tmp_path, engine), tmp_path)
 
 
+def test_a_pass_is_timed_behind_the_longest_context(folder: Path) -> None:
+    """As far as there is room for it."""
+    config = RunnerConfig(folder / "target", CPU, torch.float32, 2, 64, 2048)
+    runner = load_openvino_runner(config)
+    for num_tokens in (1, 16, 80):
+        assert runner.time_pass(2, num_tokens, 60) > 0
+
+
 def test_sizes() -> None:
     config = make_config()
     shapes = state_shapes(config)
@@ -312,5 +321,8 @@ def test_tiles_of_a_pass() -> None:
     assert given[SLOTS].tolist() == [3]
     assert (of_states[3] == 7.0).all()
     assert (states.tensors["past.0"].data[given[PAST]] == 7.0).all()
+    states.pretend(2, 9)
+    assert states.begin([RowInput(1, 9, [5], 1)], [1], 1)[SLOTS].tolist() == [3]
+    states.release()
     with pytest.raises(AssertionError, match="row 1 has no state before token 9"):
         states.begin([RowInput(1, 9, [5], 1)], [1], 1)

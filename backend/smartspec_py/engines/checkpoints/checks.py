@@ -10,6 +10,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
+from smartspec_py.engines.checkpoints.recurrent import TILE
 from smartspec_py.faults import cut, shown
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -324,6 +325,9 @@ def check_sizes(name: str, config: Any) -> None:
     if num_keys and config.linear_num_value_heads % num_keys:
         rule = f"a multiple of the {num_keys} linear_num_key_heads"
         raise wrong_field(name, "linear_num_value_heads", config.linear_num_value_heads, rule)
+    if num_keys and config.linear_conv_kernel_dim > TILE:
+        rule = f"a whole number in 1..{TILE}"
+        raise wrong_field(name, "linear_conv_kernel_dim", config.linear_conv_kernel_dim, rule)
     for field in EPSILONS:
         value = getattr(config, field, None)
         if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):

@@ -324,7 +324,8 @@ class OpenVinoRunner(Runner):
         given = batch_size, tokens_per_row, context_len, num_logits
         self.cache.occupy(batch_size, min(context_len + tokens_per_row, self.config.max_len))
         if self.states is not None:
-            self.states.pretend(batch_size, context_len)
+            position = min(context_len, self.config.max_len - tokens_per_row)
+            self.states.pretend(batch_size, max(0, position))
         kept, self._most_padding = self._most_padding, 0
         try:
             return super().time_pass(*given)
