@@ -32,7 +32,7 @@ from smartspec_py.engines.runtimes.openvino.recurrent import (
     TILE_ENDS,
     TILE_TOKENS,
 )
-from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.states import States
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
@@ -73,7 +73,9 @@ def write_model(folder: Path, noise: float = 0.0) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(make_config())
     with torch.no_grad():
-        for weight in model.parameters():
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.uniform_(-6.0, -2.0)  # so that states remember
             weight.add_(noise * torch.randn_like(weight))
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -130,6 +132,52 @@ def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
         found = generate(server, asked(9, policy="fixed:5", proposer=DRAFT_MODEL))
         assert tokens_of(found) == expected
         assert server.loop.lifecycle.num_preemptions
+
+
+@pytest.mark.parametrize("max_draft_len", [9, 64])
+def test_long_drafts_are_taken_back(folder: Path, max_draft_len: int) -> None:
+    """Over several tiles, from short and long prompts."""
+    config = config_of(folder, max_draft_len=max_draft_len)
+    given = [
+        GenerateParams(LONG[: 90 * n] + f"Q{n}", 60, policy="none", temperature=n % 2, seed=n)
+        for n in range(3)
+    ]
+    longest = f"fixed:{max_draft_len}"
+    with serving(build_engine(config, folder), config) as server:
+        expected = tokens_of(generate(server, given))
+        for proposer in (DRAFT_MODEL, PROMPT_LOOKUP):
+            drafted = [replace(one, policy=longest, proposer=proposer) for one in given]
+            found = generate(server, drafted)
+            assert tokens_of(found) == expected
+            if proposer == DRAFT_MODEL:
+                assert sum(sink.progress.num_drafted for sink in found) > 300
+
+
+@pytest.mark.parametrize("max_context_len", [31, 32, 33])
+def test_contexts_of_one_block(folder: Path, max_context_len: int) -> None:
+    """Whose block has not the number of a row."""
+    config = config_of(folder, {"draft": None}, max_context_len=max_context_len)
+    given = [GenerateParams(f"Question {n}", 8, seed=1, policy="none") for n in range(9)]
+    with serving(build_engine(config, folder), config) as server:
+        alone = [generate(server, [one])[0].tokens for one in given]
+        assert tokens_of(generate(server, given)) == alone
+
+
+def test_a_draft_that_is_not_finite_spoils_no_token_before_it(folder: Path) -> None:
+    """In the same tile."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "target")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = float("nan")
+    config = RunnerConfig(folder / "target", CPU, torch.float32, 2, 96, 2048, num_back=7)
+    runner = OpenVinoRunner(model, config)
+    tokens = [11 + 3 * i for i in range(40)]
+    runner.forward([RowInput(row, 0, tokens[:20], 0, 20) for row in (0, 1)])
+    expected = runner.forward([RowInput(0, 20, tokens[20:30], 10)]).logits
+    drafted = runner.forward([RowInput(1, 20, [*tokens[20:22], 7, 7, 7, 7, 7], 7)]).logits
+    assert torch.equal(drafted[:2], expected[:2])
+    assert drafted[2:].isnan().all()
+    again = runner.forward([RowInput(1, 22, tokens[22:30], 8)]).logits
+    assert torch.equal(again, expected[2:])
 
 
 def test_a_conversation_continues_at_a_kept_state(folder: Path) -> None:

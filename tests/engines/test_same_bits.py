@@ -119,6 +119,8 @@ class Recorder(LocalTarget):
         for name, weight in model.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(weight)
+            if name.endswith("A_log"):
+                torch.nn.init.uniform_(weight, -6.0, -2.0)  # states that remember
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
             state_layers=layers, weights=weights, kv_cache=kv_cache,

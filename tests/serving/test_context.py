@@ -147,7 +147,7 @@ def test_experts_of_a_file_with_4_bits(
     [
         (1_000, 32, 625, 10_000_000 - 32 * 8_000 - 625 * 4_000),
         (100_000, 3, 6, 10_000_000 - 3 * 800_000 - 6 * 400_000),
-        (1_000_000, 1, 0, 5_000_000),
+        (600_000, 1, 0, 10_000_000 - 4_800_000),
     ],
 )
 def test_recurrent_states_take_at_most_half(
@@ -159,6 +159,10 @@ def test_recurrent_states_take_at_most_half(
     limits = LimitsConfig(cache_bytes=10_000_000)
     found = context.choose_cache([PAIR / "target"], CPU, torch.float32, limits, has_blocks=True)
     assert (found.num_rows, found.num_kept_states, found.num_bytes) == (num_rows, num_kept, left)
+    limits = LimitsConfig(cache_bytes=16 * size - 1)
+    if size > 64 * TARGET_BYTES // 8:
+        with pytest.raises(ConfigError, match=f"{16 * size - 1} .* at least {16 * size} for"):
+            context.choose_cache([PAIR / "target"], CPU, torch.float32, limits, has_blocks=True)
 
 
 def test_a_draft_with_fewer_positions_does_not_shorten_the_context(

@@ -168,6 +168,9 @@ class BlockPool:
         states: None if the model has no recurrent states."""
         self.block_len, self.block_bytes, self.first = block_len, block_bytes, first
         self._per_table = -(-max_len // block_len)
+        self._has_rows = self._per_table > 1 or states is not None
+        """Whether rows have numbers of their own, and not those of their only blocks."""
+
         self._copy = copy
         self._reuses_prefixes, self._states = reuses_prefixes, states
         self._memory = memory or Memory()
@@ -212,7 +215,7 @@ class BlockPool:
         table = Table(-1, blocks, tokens, num_shared if reuses_prefix else 0, adapter)
         nodes, partial, num = self._find(table, num_again)
         self._begin(table, nodes, partial, max(0, num - num_again))
-        table.row = int(blocks[0]) if self._per_table == 1 else heappop(self._rows)
+        table.row = heappop(self._rows) if self._has_rows else int(blocks[0])
         self.tables[sequence] = table
         self._load_state(table, nodes, partial, num)
         return table
@@ -298,7 +301,7 @@ class BlockPool:
         self._publish(table)
         self._free_states(table)
         self._drop_blocks(table)
-        if self._per_table > 1:
+        if self._has_rows:
             heappush(self._rows, table.row)
 
     def forget(self, table: Table) -> None:

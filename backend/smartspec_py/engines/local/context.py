@@ -18,7 +18,7 @@ from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.checkpoints.config import num_weights, text_config
 from smartspec_py.engines.checkpoints.experts import TYPES
 from smartspec_py.engines.checkpoints.pair import positions_of
-from smartspec_py.engines.checkpoints.recurrent import StateShapes, state_shapes
+from smartspec_py.engines.checkpoints.recurrent import state_shapes
 from smartspec_py.engines.checkpoints.tensors import num_bytes as file_bytes
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
 from smartspec_py.engines.runtimes.runner import bytes_per_token, cache_dtype
@@ -91,17 +91,21 @@ def choose_cache(
         if (shapes := state_shapes(config)) is not None:
             of_states.append(shapes)
     share = int(CACHE_SHARE * max(0, left))
-    num_bytes = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * each)
-    num_rows, num_kept = limits.max_sequences, 0
-    if of_states:
-        num_rows, num_kept, of_all = _room_for_states(num_bytes, of_states, limits)
-        num_bytes -= min(num_bytes // 2, of_all)
-    sizes = num_bytes, num_rows, num_kept
-    if (fitting := num_bytes // each) < LEAST:
+    of_row = sum(shapes.row_bytes(limits.max_draft_len) for shapes in of_states)
+    num_bytes = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * each + 2 * of_row)
+    least = 2 * max(LEAST * each, of_row) if of_row else LEAST * each
+    if num_bytes < least:
         raise ConfigError(
-            f"engine.json: limits.cache_bytes: {num_bytes} is too small, must be at least "
-            f"{LEAST * each} for these models"
+            f"engine.json: limits.cache_bytes: {num_bytes} is too small, must be at least {least} "
+            "for these models"
         )
+    num_rows, num_kept = limits.max_sequences, 0
+    if of_row:
+        of_prefix = sum(shapes.prefix_bytes for shapes in of_states)
+        num_rows, num_kept = _room_for_states(num_bytes, of_row, of_prefix, num_rows)
+        num_bytes -= num_rows * of_row + num_kept * of_prefix
+    sizes = num_bytes, num_rows, num_kept
+    fitting = num_bytes // each
     text = f"{num_bytes / 2**30:.1f} GiB for keys and values"
     if not limits.cache_bytes:
         text += f", {CACHE_SHARE:.0%} of what the weights leave free"
@@ -122,23 +126,23 @@ def choose_cache(
 
 
 def _room_for_states(
-    num_bytes: int, models: Sequence[StateShapes], limits: LimitsConfig
-) -> tuple[int, int, int]:
-    """Texts at once, and prefixes whose states are kept, which take a quarter of the memory each;
-    and the bytes of both."""
-    of_row = sum(shapes.row_bytes(limits.max_draft_len) for shapes in models)
-    of_prefix = sum(shapes.prefix_bytes for shapes in models)
-    num_rows = min(limits.max_sequences, max(1, num_bytes // 4 // of_row))
-    num_kept = num_bytes // 4 // of_prefix
+    num_bytes: int, of_row: int, of_prefix: int, max_sequences: int
+) -> tuple[int, int]:
+    """Texts at once, and prefixes whose states are kept. Together they take at most half of the
+    memory, and texts at most a quarter, if there is more than one.
+
+    of_row, of_prefix: bytes of each."""
+    num_rows = min(max_sequences, max(1, num_bytes // 4 // of_row))
+    num_kept = min(num_bytes // 4, num_bytes // 2 - num_rows * of_row) // of_prefix
     logger.info(
         "%d texts at once, each with %.2f GiB of recurrent states (limits.max_sequences is %d); "
         "states of %d prefixes are kept",
         num_rows,
         of_row / 2**30,
-        limits.max_sequences,
+        max_sequences,
         num_kept,
     )
-    return num_rows, num_kept, num_rows * of_row + num_kept * of_prefix
+    return num_rows, num_kept
 
 
 def _key_dtype(dtype: torch.dtype, is_compressed: bool) -> torch.dtype:

@@ -93,6 +93,7 @@ class DeltaNets:
         joined = op.squeeze(self._products.linear(parts, normed), int_(0))
         widths = ints(self._shapes.width, net.value_dim)
         given, gate = op.variadic_split(joined, int_(1), widths).outputs()
+        given, is_lost = _finite(given)
         of_tiles = self._heads(name, net, *self._convolved(name, net, given, past, silu))
         out, states_after = self._through_tiles(*of_tiles, states)
         self.results += [op.gather(given, self.inputs[KEPT], int_(0)), states_after]
@@ -101,7 +102,7 @@ class DeltaNets:
             ints(-1, net.num_v_heads, net.head_v_dim),
             special_zero=False,
         )
-        own = op.gather(by_token, self.inputs[PLACES], int_(0))
+        own = op.add(op.gather(by_token, self.inputs[PLACES], int_(0)), is_lost)
         return self._products.linear(
             [f"{name}.out_proj"], op.unsqueeze(self._gated(name, net, own, gate, silu), int_(0))
         )
@@ -242,6 +243,14 @@ class DeltaNets:
         normed = op.multiply(op.multiply(out, inverse), weight)
         flat = op.reshape(normed, ints(0, net.value_dim), special_zero=True)
         return op.multiply(flat, silu(gate))
+
+
+def _finite(given: Any) -> tuple[Any, Any]:
+    """given: [N, width]. With zeros for tokens that are not finite: in products with masks, one
+    would spoil all tokens of its tile. And [N, 1, 1]: 0, and NaN for such a token."""
+    is_lost = op.reduce_sum(op.subtract(given, given), ints(1), keep_dims=True)
+    kept = op.select(op.equal(is_lost, float_(0.0)), given, float_(0.0))
+    return kept, op.unsqueeze(is_lost, int_(2))
 
 
 def _unit(states: Any) -> Any:

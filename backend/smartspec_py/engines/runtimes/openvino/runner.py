@@ -42,7 +42,7 @@ from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
 from smartspec_py.engines.checkpoints.experts import EXPERTS, ByExpert, usual_name
 from smartspec_py.engines.checkpoints.experts import TYPES as EXPERT_TYPES
-from smartspec_py.engines.checkpoints.recurrent import state_shapes
+from smartspec_py.engines.checkpoints.recurrent import TILE, state_shapes
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
     check_complete,
@@ -239,12 +239,21 @@ class OpenVinoRunner(Runner):
                 prompt, rest = cut(row, row.num_prompt)
                 first.append((index, prompt))
                 second.append((index, rest))
+            elif self.states is not None and self._has_long_draft(row):
+                known, drafts = cut(row, 1)
+                first.append((index, known))
+                second.append((index, drafts))
             else:
                 first.append((index, row))
         passes = [first, second] if second else [first]
         if self.states is not None:
             passes = [part for parts in passes for part in of_like_lengths(parts)]
         return [part for parts in passes for part in bounded(parts, self._most_tokens)]
+
+    def _has_long_draft(self, row: RowInput) -> bool:
+        """See `States.is_behind`."""
+        assert self.states is not None
+        return not row.num_prompt and len(row.tokens) > TILE and self.states.is_behind(row)
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         given = [with_copy(row) for row in inputs]

@@ -66,6 +66,9 @@ class States:
         self._first_kept = num_rows * self._num_past
         self._bases: list[dict[int, int]] = [{} for _ in range(num_rows)]
         """Of each row, slots of states by the number of tokens before them."""
+        self._ends = [0] * num_rows
+        """The end of what was written last of each row."""
+
         self._maps: list[mmap.mmap] = []
         self.tensors: dict[str, ov.Tensor] = {}
         num_past = self._first_kept + num_kept * self._history
@@ -92,11 +95,18 @@ class States:
         """Let the first rows have some state behind so many tokens, for passes that are timed."""
         for row in range(num_rows):
             self._bases[row] = {num_tokens // TILE * TILE: self._slots(row)[0]}
+            self._ends[row] = num_tokens
+
+    def is_behind(self, row: RowInput) -> bool:
+        """Whether the row should read its first token alone, so that it gets a newer state: if all
+        drafts of a pass over several tiles are rejected, it keeps the one before them."""
+        bases = [num for num in self._bases[row.row] if num <= row.position]
+        return row.position > 0 and row.position - max(bases, default=0) >= TILE
 
     def load(self, slot: int, row: int, num_tokens: int) -> None:
         """See `StateStore`."""
         own = self._slots(row)[0]
-        self._bases[row] = {num_tokens: own}
+        self._bases[row], self._ends[row] = {num_tokens: own}, num_tokens
         self._copy(slot, own)
         places = self._places(row, np.arange(num_tokens - self._history, num_tokens))
         for past in self._past:
@@ -175,15 +185,18 @@ class States:
             bases = {0: ZEROS}
         bases = {num: slot for num, slot in bases.items() if num <= row.position}
         assert bases, f"row {row.row} has no state before token {row.position}"
-        self._bases[row.row] = bases
-        return _Part(row, max(bases), row.position + len(row.tokens))
+        part = _Part(row, max(bases), row.position + len(row.tokens))
+        first, least = part.base - self._history, self._ends[row.row] - self._num_past
+        assert row.position == 0 or first >= least, f"row {row.row} has lost token {first}"
+        self._bases[row.row], self._ends[row.row] = bases, part.end
+        return part
 
     def _new_slot(self, part: _Part) -> int:
         """For the state at the part's new base: a free one of the row, or the oldest."""
         bases, slots = self._bases[part.row.row], self._slots(part.row.row)
-        if bases.get(0) == ZEROS and part.base > 0:
-            del bases[0]
         free = set(slots) - set(bases.values())
+        if not free and bases.get(0) == ZEROS:
+            del bases[0]
         bases[part.new_base] = slot = min(free) if free else bases.pop(min(bases))
         return slot
 
