@@ -61,6 +61,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 0,
 }
 LONG = "one two three four five six seven eight nine ten " * 12
+NUM = 6
 SAMPLINGS: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.2}]
 
 
@@ -100,8 +101,8 @@ def config_of(folder: Path, engine: dict[str, Any] | None = None, **limits: Any)
 def asked(num: int, **more: Any) -> list[GenerateParams]:
     return [
         GenerateParams(
-            f"{LONG[: 20 * n]} Question {n}:",
-            90,
+            f"{LONG[: 30 * n]} Question {n}:",
+            60,
             seed=n + 1,
             **SAMPLINGS[n % len(SAMPLINGS)],
             **more,
@@ -120,16 +121,16 @@ def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
     preempts."""
     config = config_of(folder)
     with serving(build_engine(config, folder), config) as server:
-        expected = tokens_of(generate(server, asked(9, policy="none")))
+        expected = tokens_of(generate(server, asked(NUM, policy="none")))
         ways = [("fixed:5", DRAFT_MODEL), ("fixed:3", PROMPT_LOOKUP), ("goodput", None)]
         for policy, proposer in ways:
-            found = generate(server, asked(9, policy=policy, proposer=proposer))
+            found = generate(server, asked(NUM, policy=policy, proposer=proposer))
             assert tokens_of(found) == expected
             if proposer == DRAFT_MODEL:
                 assert sum(sink.progress.num_accepted for sink in found) > 100
-    tight = config_of(folder, max_context_len=256, max_cache_tokens=256)
+    tight = config_of(folder, max_context_len=192, max_cache_tokens=192)
     with serving(build_engine(tight, folder), tight) as server:
-        found = generate(server, asked(9, policy="fixed:5", proposer=DRAFT_MODEL))
+        found = generate(server, asked(NUM, policy="fixed:5", proposer=DRAFT_MODEL))
         assert tokens_of(found) == expected
         assert server.loop.lifecycle.num_preemptions
 
@@ -139,8 +140,8 @@ def test_long_drafts_are_taken_back(folder: Path, max_draft_len: int) -> None:
     """Over several tiles, from short and long prompts."""
     config = config_of(folder, max_draft_len=max_draft_len)
     given = [
-        GenerateParams(LONG[: 90 * n] + f"Q{n}", 60, policy="none", temperature=n % 2, seed=n)
-        for n in range(3)
+        GenerateParams(LONG[: 90 * n] + f"Q{n}", 50, policy="none", temperature=n % 2, seed=n)
+        for n in range(2)
     ]
     longest = f"fixed:{max_draft_len}"
     with serving(build_engine(config, folder), config) as server:
@@ -150,14 +151,14 @@ def test_long_drafts_are_taken_back(folder: Path, max_draft_len: int) -> None:
             found = generate(server, drafted)
             assert tokens_of(found) == expected
             if proposer == DRAFT_MODEL:
-                assert sum(sink.progress.num_drafted for sink in found) > 300
+                assert sum(sink.progress.num_drafted for sink in found) > 150
 
 
-@pytest.mark.parametrize("max_context_len", [31, 32, 33])
+@pytest.mark.parametrize("max_context_len", [31, 32])
 def test_contexts_of_one_block(folder: Path, max_context_len: int) -> None:
     """Whose block has not the number of a row."""
     config = config_of(folder, {"draft": None}, max_context_len=max_context_len)
-    given = [GenerateParams(f"Question {n}", 8, seed=1, policy="none") for n in range(9)]
+    given = [GenerateParams(f"Question {n}", 6, seed=1, policy="none") for n in range(6)]
     with serving(build_engine(config, folder), config) as server:
         alone = [generate(server, [one])[0].tokens for one in given]
         assert tokens_of(generate(server, given)) == alone
@@ -193,17 +194,10 @@ def test_a_conversation_continues_at_a_kept_state(folder: Path) -> None:
     assert again.tokens == alone.tokens
 
 
-@pytest.mark.parametrize(
-    ("engine", "why"),
-    [
-        ({"runtime": "torch"}, "engine.runtime is torch"),
-        ({"weights": "fp8", "runtime": "torch"}, "engine.runtime is torch"),
-    ],
-)
-def test_pytorch_does_not_compute_it(folder: Path, engine: dict[str, Any], why: str) -> None:
-    text = f"target is of the type qwen3_5_text, which only OpenVINO computes, on a CPU: {why}"
+def test_pytorch_does_not_compute_it(folder: Path) -> None:
+    text = "target is of the type qwen3_5_text, which only OpenVINO computes, on a CPU: engine.runt"
     with pytest.raises(ConfigError, match=text):
-        build_engine(config_of(folder, engine), folder)
+        build_engine(config_of(folder, {"runtime": "torch"}), folder)
 
 
 @pytest.mark.parametrize(
