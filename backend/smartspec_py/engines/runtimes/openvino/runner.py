@@ -18,6 +18,7 @@ that sum in different orders, so each kind of token is always computed by the sa
   computed again when the block gets more tokens.
 - All other tokens, generated ones and drafts, are attended as separate sequences of one token each
   that share the row's blocks. A pass writes all its keys before it reads any.
+- Recurrent states are computed in tiles, each from its first token on, see `recurrent`.
 
 Rows that begin alike may share their first blocks, in the same pass too. A row writes only to
 blocks of its own.
