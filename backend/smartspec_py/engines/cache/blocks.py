@@ -26,7 +26,6 @@ This file only does the bookkeeping. The caller copies keys.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ from numpy.typing import NDArray
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.cache.states import KeptStates
+from smartspec_py.engines.cache.tree import Entry, Node, is_idle, is_valid, up_to_state
 
 MIN_REUSED = 8
 """Shorter common prefixes are not reused. Prefilling them costs less than a copy."""
@@ -49,51 +49,6 @@ MOST_OUTDATED = 1024
 
 class OutOfBlocksError(RuntimeError):
     """No block is free. Admission must prevent this."""
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """tokens: of the block, at most block_len. keys: of `children`, sorted. num_users: tables that
-    have the block. last_used: number of releases at the last use. is_lost: not in the tree any
-    more. state, num_before: see `states.Prefix`."""
-
-    block: int
-    tokens: tuple[int, ...] = ()
-    parent: _Node | None = None
-    children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
-    keys: list[tuple[int, ...]] = field(default_factory=list)
-    num_users: int = 0
-    last_used: int = 0
-    is_lost: bool = False
-    state: int | None = None
-    num_before: int = 0
-
-    def add(self, child: _Node) -> None:
-        self.children[child.tokens] = child
-        insort(self.keys, child.tokens)
-
-    def remove(self, child: _Node) -> None:
-        del self.children[child.tokens]
-        del self.keys[bisect_left(self.keys, child.tokens)]
-
-    def closest(
-        self, tokens: tuple[int, ...], until_state: bool = False
-    ) -> tuple[_Node | None, int]:
-        """The child with the longest common prefix, and its length: next to them in the order.
-        until_state: of each, count only what is before its state."""
-        place = bisect_left(self.keys, tokens)
-        lengths: dict[tuple[int, ...], int] = {}
-        for key in self.keys[max(0, place - 1) : place + 2]:
-            lengths[key], child = _num_common(key, tokens), self.children[key]
-            if until_state:
-                is_common = child.state is not None and child.num_before <= lengths[key]
-                lengths[key] = child.num_before if is_common else 0
-        key = max(lengths, key=lengths.__getitem__, default=())
-        return (self.children[key], lengths[key]) if lengths.get(key) else (None, 0)
-
-
-_Entry = tuple[int, int, _Node]
-"""Of the heap of idle nodes: `last_used` then, a number that no other entry has, the node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +69,7 @@ class Table:
     adapter: str
     num_blocks: int = 0
     num_cached: int = 0
-    nodes: list[_Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
     states: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -182,8 +137,8 @@ class BlockPool:
         """Free blocks that were used since the last `take_unused`."""
 
         self.tables: dict[SequenceId, Table] = {}
-        self._roots: dict[tuple[str, tuple[int, ...]], _Node] = {}
-        self._idle: list[_Entry] = []
+        self._roots: dict[tuple[str, tuple[int, ...]], Node] = {}
+        self._idle: list[Entry] = []
         """A heap of nodes that may be evicted, by last use. Some have been used again since."""
 
         self._numbers = count()
@@ -314,7 +269,7 @@ class BlockPool:
     def evict(self) -> bool:
         """Free the block that nobody has used for the longest time; False if there is none."""
         while self._idle:
-            if _is_valid(entry := heappop(self._idle)):
+            if is_valid(entry := heappop(self._idle)):
                 self._lose(entry[-1])
                 return True
         return False
@@ -326,18 +281,16 @@ class BlockPool:
         blocks, self._dirty = sorted(self._dirty), set()
         return blocks
 
-    def _num_users(self, sequences: Iterable[SequenceId]) -> Counter[_Node]:
+    def _num_users(self, sequences: Iterable[SequenceId]) -> Counter[Node]:
         """How many of these sequences use each block."""
         return Counter(node for each in sequences for node in self.tables[each].nodes)
 
-    def _root(self, table: Table) -> _Node:
+    def _root(self, table: Table) -> Node:
         """Of all texts with this adapter, and with these tokens before the first that has a key."""
         key = table.adapter, tuple(table.tokens[: self.first])
-        return self._roots.setdefault(key, _Node(-1))
+        return self._roots.setdefault(key, Node(-1))
 
-    def _load_state(
-        self, table: Table, nodes: list[_Node], partial: _Node | None, num: int
-    ) -> None:
+    def _load_state(self, table: Table, nodes: list[Node], partial: Node | None, num: int) -> None:
         """Give a table that begins with a cached prefix the state behind it. See `_begin`."""
         if self._states is None or not num:
             return
@@ -355,7 +308,7 @@ class BlockPool:
             if self._states is not None:
                 self._states.free(slot)
 
-    def _find(self, table: Table, num_again: int = 0) -> tuple[list[_Node], _Node | None, int]:
+    def _find(self, table: Table, num_again: int = 0) -> tuple[list[Node], Node | None, int]:
         """The nodes of the longest cached prefix; a node of which only the first tokens are common;
         and the length of the prefix."""
         most = min(table.num_shared, len(table.tokens) - 1)
@@ -364,7 +317,7 @@ class BlockPool:
             return [], None, 0
         for other in self.tables.values():
             self._publish(other)
-        nodes: list[_Node] = []
+        nodes: list[Node] = []
         node, length, place = self._root(table), self.block_len, self.first
         while place + length <= most:
             child = node.children.get(tuple(table.tokens[place : place + length]))
@@ -376,10 +329,10 @@ class BlockPool:
         partial, num_partial = node.closest(rest, self._states is not None)
         num = place + num_partial
         if self._states is not None and not num_partial:
-            return _until_state(nodes, length)
+            return up_to_state(nodes, length)
         return (nodes, partial, num) if num >= MIN_REUSED else ([], None, 0)
 
-    def _begin(self, table: Table, nodes: list[_Node], partial: _Node | None, num: int) -> None:
+    def _begin(self, table: Table, nodes: list[Node], partial: Node | None, num: int) -> None:
         """Give the table these nodes, and a copy of what is common with the partial one if a block
         is free, up to num tokens in all."""
         whole, num_partial = divmod(max(0, num - self.first), self.block_len)
@@ -420,7 +373,7 @@ class BlockPool:
                 return
             node = parent.children.get(tokens)
             if node is None:
-                node = _Node(int(table.blocks[place]), tokens, parent, num_users=1)
+                node = Node(int(table.blocks[place]), tokens, parent, num_users=1)
                 parent.add(node)
             elif len(tokens) < length:
                 return
@@ -432,7 +385,7 @@ class BlockPool:
             nodes.append(node)
             self._publish_states(table, node, start)
 
-    def _publish_states(self, table: Table, node: _Node, start: int) -> None:
+    def _publish_states(self, table: Table, node: Node, start: int) -> None:
         """Keep the last of the table's states in this node, whose first token is the text's token
         number `start`."""
         within = [num for num in table.states if start < num <= start + len(node.tokens)]
@@ -453,7 +406,7 @@ class BlockPool:
             self._leave(node)
         table.nodes, table.num_blocks, table.num_cached = [], 0, 0
 
-    def _leave(self, node: _Node) -> None:
+    def _leave(self, node: Node) -> None:
         """A table does not use this node any more."""
         node.num_users -= 1
         self.num_shared -= node.num_users > 0
@@ -463,13 +416,13 @@ class BlockPool:
         else:
             self._note_idle(node)
 
-    def _note_idle(self, node: _Node) -> None:
-        if _is_idle(node) and node.parent is not None:
+    def _note_idle(self, node: Node) -> None:
+        if is_idle(node) and node.parent is not None:
             heappush(self._idle, (node.last_used, next(self._numbers), node))
         if len(self._idle) > 2 * self._num_blocks + MOST_OUTDATED:
-            self._idle = sorted(entry for entry in self._idle if _is_valid(entry))
+            self._idle = sorted(entry for entry in self._idle if is_valid(entry))
 
-    def _lose(self, node: _Node) -> None:
+    def _lose(self, node: Node) -> None:
         """Take a node and all behind it out of the tree. Blocks that a table has stay with it."""
         parent, node.parent = node.parent, None
         if parent is not None:
@@ -496,29 +449,3 @@ class BlockPool:
     def _free_block(self, block: int) -> None:
         heappush(self._free, block)
         self._dirty.add(block)
-
-
-def _until_state(nodes: list[_Node], block_len: int) -> tuple[list[_Node], _Node | None, int]:
-    """The longest part of a prefix that ends where a state is kept. See `BlockPool._find`."""
-    for place, node in reversed([*enumerate(nodes)]):
-        if node.state is not None:
-            is_whole = node.num_before == block_len
-            num = place * block_len + node.num_before
-            return nodes[: place + is_whole], None if is_whole else node, num
-    return [], None, 0
-
-
-def _is_idle(node: _Node) -> bool:
-    return not node.num_users and not node.children
-
-
-def _is_valid(entry: _Entry) -> bool:
-    """Whether the node is still idle, and was not used since."""
-    last_used, _, node = entry
-    return not node.is_lost and _is_idle(node) and node.last_used == last_used
-
-
-def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
