@@ -63,7 +63,7 @@ class Keys:
     def read(self, table: Table, end: int) -> None:
         """Read tokens up to this one: each key depends on the text before it."""
         self.pool.extend(table, end)
-        found = self.pool.slot_in(table, table.num_cached, end)
+        found = self.pool.reserve_state(table, table.num_cached, end)
         if found is not None:
             num, slot = found
             assert table.num_cached < num <= end

@@ -212,7 +212,7 @@ class BlockPool:
             self._load_state(table, nodes, partial, num)
         return table.num_cached
 
-    def slot_in(self, table: Table, start: int, end: int) -> tuple[int, int] | None:
+    def reserve_state(self, table: Table, start: int, end: int) -> tuple[int, int] | None:
         """Where to keep a state while tokens start..end - 1 of the prompt are read: the last one.
         Returns the number of tokens before it, and the slot; None if no state is to be kept."""
         if self._states is None or not self._reuses_prefixes or not start < end <= table.num_shared:
@@ -312,8 +312,9 @@ class BlockPool:
         """The nodes of the longest cached prefix; a node of which only the first tokens are common;
         and the length of the prefix."""
         most = min(table.num_shared, len(table.tokens) - 1)
-        is_fixed = self._states is not None and num_again > 0
-        if not self._reuses_prefixes or most < MIN_REUSED or is_fixed:
+        if not self._reuses_prefixes or most < MIN_REUSED:
+            return [], None, 0
+        if self._states is not None and num_again:
             return [], None, 0
         for other in self.tables.values():
             self._publish(other)

@@ -91,7 +91,7 @@ class CachedModel(Generic[S]):
     ) -> RowInput:
         """New tokens of a sequence, which gets the blocks for them."""
         self.pool.extend(table, position + len(tokens) + self._num_spare)
-        kept = self.pool.slot_in(table, position, position + more.get("num_prompt", 0))
+        kept = self.pool.reserve_state(table, position, position + more.get("num_prompt", 0))
         return RowInput(
             table.row, position, tokens, num_logits, blocks=table.used, kept_state=kept, **more
         )

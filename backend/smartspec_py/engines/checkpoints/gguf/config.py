@@ -192,7 +192,7 @@ def _nets(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     are_nets = of.get("attention.recurrent_layers", default)
     if not isinstance(are_nets, list) or len(are_nets) < num_layers:
         raise ConfigError(
-            f"{of.file} has not an attention.recurrent_layers of {num_layers} flags: convert the "
+            f"{of.file} has no attention.recurrent_layers with {num_layers} flags: convert the "
             "model again"
         )
     of.ignore("rope.dimension_sections")  # for images

@@ -7,7 +7,7 @@ Such a layer has a matrix S for each head in place of the keys and values of all
 
 with the token's key k, value v, query q, decay g and step beta. Token by token, this would read and
 write each matrix for each token. So tokens are computed in tiles of 8, whose first token is at a
-multiple of 8 in its text. What the tokens of a tile give each other follows from small products
+multiple of 8 in its text. Small products give the effect of the tokens of a tile on each other
 (section 3.2 there), and S is read and written once for a tile. A pass computes each tile from its
 first token on, also if tokens of it were in passes before: so bits do not depend on the pass.
 Longer tiles would lose precision: 32 equal tokens gave errors of 10^6.
@@ -93,7 +93,7 @@ class DeltaNets:
         joined = op.squeeze(self._products.linear(parts, normed), int_(0))
         widths = ints(self._shapes.width, net.value_dim)
         given, gate = op.variadic_split(joined, int_(1), widths).outputs()
-        given, is_lost = _finite(given)
+        given, not_finite = _finite(given)
         of_tiles = self._heads(name, net, *self._convolved(name, net, given, past, silu))
         out, states_after = self._through_tiles(*of_tiles, states)
         self.results += [op.gather(given, self.inputs[KEPT], int_(0)), states_after]
@@ -102,7 +102,7 @@ class DeltaNets:
             ints(-1, net.num_v_heads, net.head_v_dim),
             special_zero=False,
         )
-        own = op.add(op.gather(by_token, self.inputs[PLACES], int_(0)), is_lost)
+        own = op.add(op.gather(by_token, self.inputs[PLACES], int_(0)), not_finite)
         return self._products.linear(
             [f"{name}.out_proj"], op.unsqueeze(self._gated(name, net, own, gate, silu), int_(0))
         )
@@ -246,11 +246,12 @@ class DeltaNets:
 
 
 def _finite(given: Any) -> tuple[Any, Any]:
-    """given: [N, width]. With zeros for tokens that are not finite: in products with masks, one
-    would spoil all tokens of its tile. And [N, 1, 1]: 0, and NaN for such a token."""
-    is_lost = op.reduce_sum(op.subtract(given, given), ints(1), keep_dims=True)
-    kept = op.select(op.equal(is_lost, float_(0.0)), given, float_(0.0))
-    return kept, op.unsqueeze(is_lost, int_(2))
+    """given: [N, width]. The same with zeros for tokens that are not finite, because in products
+    with masks one would make all tokens of its tile NaN; and [N, 1, 1]: NaN for such a token, and
+    0 for others."""
+    not_finite = op.reduce_sum(op.subtract(given, given), ints(1), keep_dims=True)
+    kept = op.select(op.equal(not_finite, float_(0.0)), given, float_(0.0))
+    return kept, op.unsqueeze(not_finite, int_(2))
 
 
 def _unit(states: Any) -> Any:

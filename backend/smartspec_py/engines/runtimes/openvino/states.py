@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from smartspec_py.engines.checkpoints.recurrent import TILE, StateShapes
@@ -101,7 +102,7 @@ class States:
         """Whether the row should read its first token alone, so that it gets a newer state: if all
         drafts of a pass over several tiles are rejected, it keeps the one before them."""
         bases = [num for num in self._bases[row.row] if num <= row.position]
-        return row.position > 0 and row.position - max(bases, default=0) >= TILE
+        return row.position - max(bases, default=0) >= TILE
 
     def load(self, slot: int, row: int, num_tokens: int) -> None:
         """See `StateStore`."""
@@ -139,9 +140,8 @@ class States:
                 first + num_past + numbers - start,
             )
             sources[(numbers < 0) | (numbers >= end)] = nothing
-            for tap in range(self._history + 1):
-                of_tap = sources[tap : tap + part.num_tiles * TILE]
-                taps[tap, : part.num_tiles, i] = of_tap.reshape(-1, TILE)
+            windows = sliding_window_view(sources, self._history + 1).T
+            taps[:, : part.num_tiles, i] = windows.reshape(self._history + 1, -1, TILE)
             # No tap of a token that is not there.
             there = (numbers[self._history :] < end).reshape(-1, TILE)
             taps[:, : part.num_tiles, i][:, ~there] = nothing
