@@ -362,10 +362,10 @@ NUM_POINTS = 4 * 5 + 2 + 4
 @pytest.mark.parametrize(
     ("budget_s", "num_passes"),
     [
-        # The first pass of each size is not counted.
-        (0.0, NUM_CHANGE + 2 * NUM_FIRST),
+        # One pass of the largest batch is not timed, and neither is the first pass of each size.
+        (0.0, NUM_CHANGE + 1 + 2 * NUM_FIRST),
         (80.0, 80),
-        (math.inf, NUM_CHANGE + (1 + 5) * NUM_POINTS),
+        (math.inf, NUM_CHANGE + 1 + (1 + 5) * NUM_POINTS),
     ],
 )
 def test_behind_the_budget_costs_are_inferred(budget_s: float, num_passes: int) -> None:
@@ -385,6 +385,33 @@ def test_behind_the_budget_costs_are_inferred(budget_s: float, num_passes: int) 
         assert found == pytest.approx(expected)
     assert cost.prefill_s(32) == pytest.approx(whole.prefill_s(32))
     assert cost.target.context_s == pytest.approx(0.01)
+
+
+def test_memory_that_is_written_first_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over more rows than any before takes 10 s more. It is long, so it is timed once."""
+    monkeypatch.setattr(measuring, "LONG_S", 5.0)
+    most = 0
+
+    def slow(rows: int, tokens: int, context_len: int, num_logits: int) -> float:
+        nonlocal most
+        is_new, most = rows > max(1, most), max(rows, most)
+        return by_hand(rows, tokens, context_len, num_logits) + 10.0 * is_new
+
+    cost = measure(CountingEngine(slow), None, SHAPE, 0.0)
+    assert cost.target.context_s == pytest.approx(0.01)
+    assert cost.target_s(6, 6, 100) == pytest.approx(1.0 + 3.0 + 6.0)
+
+
+def test_a_disturbed_batch_does_not_make_short_contexts_free() -> None:
+    """The largest batch seems to need 1 s for each token of context. A pass of one row takes 2.5 s,
+    and at least half of it without context."""
+
+    def disturbed(rows: int, tokens: int, context_len: int, num_logits: int) -> float:
+        seconds = by_hand(rows, tokens, context_len, num_logits)
+        return seconds + (1.0 * context_len if rows == 6 else 0.0)
+
+    cost = measure(CountingEngine(disturbed), None, SHAPE)
+    assert cost.target_s(1, 1, 0) == pytest.approx(1.25)
 
 
 def test_costs_with_a_step_are_inferred_from_passes_of_as_many_tokens() -> None:
