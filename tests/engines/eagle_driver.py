@@ -64,7 +64,8 @@ class EagleDriver(Driver):
     """Every draft of the head is compared with the reference, which reads the whole text again.
     What is verified are mostly the right tokens, so that any number of drafts is accepted.
 
-    first: by sequence, the first token that the head sees.
+    first: by sequence, the first token that the head sees. zeros: by sequence, the token that it
+    reads with a state of zeros.
     """
 
     proposer: EagleProposer
@@ -76,6 +77,7 @@ class EagleDriver(Driver):
         self.reference = reference
         self.model = LlamaForCausalLM.from_pretrained(path).eval()
         self.first: dict[int, int] = {}
+        self.zeros: dict[int, int] = {}
         self.num_drafts = 0
 
     def seen(self, sequence: int) -> tuple[list[int], torch.Tensor]:
@@ -83,6 +85,8 @@ class EagleDriver(Driver):
         tokens, first = self.tokens[sequence], self.first[sequence]
         found = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         states = torch.cat([found[i][0] for i in STATE_LAYERS], -1)
+        if sequence in self.zeros:
+            states[self.zeros[sequence] - 1] = 0.0
         return tokens[first:], states[first - 1 : -1]
 
     @torch.inference_mode()
@@ -106,8 +110,17 @@ class EagleDriver(Driver):
             found[self.rng.randrange(num_tokens)] = self.rng.randrange(VOCAB)
         return found
 
+    def note_zeros(self, tasks: Sequence[DraftTask]) -> None:
+        """Of sequences that begin, the token behind those whose keys the head has."""
+        for task in tasks:
+            if task.sequence not in self.proposer._sequences:
+                num = self.proposer.pool.num_found(task.tokens, len(task.tokens))
+                if num and len(task.tokens) - self.proposer._states[task.sequence].num == num + 1:
+                    self.zeros[task.sequence] = num
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         drafts = []
+        self.note_zeros([task for task in tasks if task.draft_len])
         for task, draft in zip(tasks, self.proposer.propose(tasks), strict=True):
             right: list[int] = []
             if task.draft_len:

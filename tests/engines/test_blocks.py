@@ -280,8 +280,8 @@ def test_what_is_not_reused(
 def test_tokens_that_are_read_again_get_blocks_of_their_own() -> None:
     keys = Keys()
     keys.read(keys.begin(1, LONG), 12)
-    table = keys.begin(2, LONG + "mn", num_again=1)
-    assert (table.num_cached, len(table.nodes)) == (11, 2)
+    table = keys.begin(2, LONG + "mn")
+    assert (table.num_cached, len(table.nodes)) == (12, 3)
     keys.pool.cut(table, 6)
     assert (table.num_cached, len(table.nodes)) == (6, 1)
     keys.read(table, 14)
@@ -354,9 +354,6 @@ def test_a_prefix_ends_where_a_state_is_kept() -> None:
         keys.pool.release(number)
     assert keys.begin(8, LONG + "XX").num_cached == 0
     assert keys.begin(9, "abcdefghijY").num_cached == 10
-    assert (
-        keys.begin(10, "abcdefghijY", num_again=1).num_cached == 0
-    )  # no state is one token earlier
 
 
 class Pool(RuleBasedStateMachine):
@@ -371,12 +368,12 @@ class Pool(RuleBasedStateMachine):
         self.number = 0
 
     @precondition(lambda self: len(self.keys.pool.tables) < 3)
-    @rule(text=st.text("ab", min_size=1, max_size=16), again=st.integers(0, 1))
-    def begin(self, text: str, again: int) -> None:
+    @rule(text=st.text("ab", min_size=1, max_size=16))
+    def begin(self, text: str) -> None:
         text = "a" * 9 + text
         self.number += 1
         num_prompt = len(text) - self.number % 3
-        self.keys.begin(self.number, text, num_prompt=num_prompt, num_again=again)
+        self.keys.begin(self.number, text, num_prompt=num_prompt)
 
     @precondition(lambda self: self.keys.pool.tables)
     @rule(which=st.integers(0, 2), num=st.integers(1, 6))

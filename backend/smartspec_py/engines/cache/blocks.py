@@ -158,18 +158,16 @@ class BlockPool:
         num_shared: int,
         reuses_prefix: bool = True,
         adapter: str = "",
-        num_again: int = 0,
     ) -> Table:
         """A table for a sequence with these tokens. It begins with the longest cached prefix of the
-        first num_shared, except for the last token, and for num_again tokens before it: with
-        recurrent states, which cannot be taken back, it then has no prefix.
+        first num_shared, except for the last token.
         Without reuses_prefix, others do not use its blocks either. From now on, the caller may only
         append to `tokens`."""
         assert sequence not in self.tables, f"sequence {sequence} already has a table"
         blocks = np.zeros(self._per_table, np.int32)
         table = Table(-1, blocks, tokens, num_shared if reuses_prefix else 0, adapter)
-        nodes, partial, num = self._find(table, num_again)
-        self._begin(table, nodes, partial, max(0, num - num_again))
+        nodes, partial, num = self._find(table)
+        self._begin(table, nodes, partial, num)
         table.row = heappop(self._rows) if self._has_rows else int(blocks[0])
         self.tables[sequence] = table
         self._load_state(table, nodes, partial, num)
@@ -201,14 +199,14 @@ class BlockPool:
         leaving = self._num_users(gone).items()
         return self.num_shared - sum(min(num, node.num_users - 1) for node, num in leaving)
 
-    def find_more(self, sequence: SequenceId, num_again: int = 0) -> int:
+    def find_more(self, sequence: SequenceId) -> int:
         """Look again for a cached prefix, for a sequence that has read nothing itself since
         `allocate`: another one may have read it since. Returns the tokens that are cached."""
         table = self.tables[sequence]
-        nodes, partial, num = self._find(table, num_again)
-        if num - num_again >= table.num_cached + self.block_len:
+        nodes, partial, num = self._find(table)
+        if num >= table.num_cached + self.block_len:
             self._drop_blocks(table)
-            self._begin(table, nodes, partial, num - num_again)
+            self._begin(table, nodes, partial, num)
             self._load_state(table, nodes, partial, num)
         return table.num_cached
 
@@ -308,13 +306,11 @@ class BlockPool:
             if self._states is not None:
                 self._states.free(slot)
 
-    def _find(self, table: Table, num_again: int = 0) -> tuple[list[Node], Node | None, int]:
+    def _find(self, table: Table) -> tuple[list[Node], Node | None, int]:
         """The nodes of the longest cached prefix; a node of which only the first tokens are common;
         and the length of the prefix."""
         most = min(table.num_shared, len(table.tokens) - 1)
         if not self._reuses_prefixes or most < MIN_REUSED:
-            return [], None, 0
-        if self._states is not None and num_again:
             return [], None, 0
         for other in self.tables.values():
             self._publish(other)

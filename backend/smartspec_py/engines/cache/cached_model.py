@@ -71,11 +71,7 @@ class CachedModel(Generic[S]):
         self._sequences.clear()
 
     def _allocate(
-        self,
-        start: SequenceStart,
-        tokens: Sequence[int],
-        num_again: int = 0,
-        shares_all: bool = False,
+        self, start: SequenceStart, tokens: Sequence[int], shares_all: bool = False
     ) -> Table:
         """See `BlockPool.allocate`. From now on, the caller may only append to `tokens`.
 
@@ -83,7 +79,7 @@ class CachedModel(Generic[S]):
         """
         num_shared = sys.maxsize if shares_all else start.num_prompt
         return self.pool.allocate(
-            start.sequence, tokens, num_shared, start.reuses_prefix, start.adapter, num_again
+            start.sequence, tokens, num_shared, start.reuses_prefix, start.adapter
         )
 
     def _row_input(

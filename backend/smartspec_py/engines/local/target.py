@@ -96,7 +96,7 @@ class LocalTarget(CachedModel[_TargetSequence], Target):
             history.extend(known)
         adapter = self.runner.config.adapters.index(start.adapter)
         # The last that can fail: a table has an owner.
-        table = self._allocate(start, known, num_again=self._num_again)
+        table = self._allocate(start, known)
         self._sequences[sequence] = _TargetSequence(
             table,
             history,
@@ -109,7 +109,7 @@ class LocalTarget(CachedModel[_TargetSequence], Target):
         return table.num_cached
 
     def find_more(self, sequence: SequenceId) -> int:
-        return self.pool.find_more(sequence, self._num_again)
+        return self.pool.find_more(sequence)
 
     def num_shared_tokens(self, gone: Collection[SequenceId] = ()) -> int:
         return self.pool.num_shared_without(gone) * self.pool.block_len
@@ -122,11 +122,6 @@ class LocalTarget(CachedModel[_TargetSequence], Target):
         gone: Collection[SequenceId] = (),
     ) -> int:
         return self.pool.num_common(tokens, num_prompt, adapter, gone)
-
-    @property
-    def _num_again(self) -> int:
-        """Cached tokens that are read again: a head needs the state at the last one."""
-        return int(bool(self.runner.config.state_layers))
 
     def submit(self, work: Sequence[Work]) -> None:
         self._pending.extend(work)

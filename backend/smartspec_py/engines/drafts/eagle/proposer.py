@@ -5,9 +5,10 @@ missed, and how it drafts. In addition, each token that it reads needs the targe
 token before it. They come with the target's events and are kept until the head reads their tokens.
 
 States are missing for tokens that the target took from its prefix cache. The head then takes its
-own keys of these tokens from its cache. If it never read them, it begins at the first token with a
-state and never sees the tokens before it. It also does so after its cache was dropped, and if more
-than KEPT_STATES tokens wait. This lowers acceptance but changes no text.
+own keys of these tokens from its cache, and reads the first token behind them with a state of
+zeros. If it never read them, it begins at the first token with a state and never sees the tokens
+before it. It also does so after its cache was dropped, and if more than KEPT_STATES tokens wait.
+This lowers acceptance but changes no text.
 
 For a tree, each pass after the first reads again all nodes of earlier depths that guesses follow:
 a token sees all keys before its input, so other branches must be in the same input. These nodes are
@@ -67,6 +68,11 @@ class _States:
         if len(self.parts) > MAX_PARTS:  # each part keeps the states of all rows of its pass
             merged = torch.cat([*self.parts])[-KEPT_STATES:]
             self.parts, self.num = deque([merged.clone()]), len(merged)
+
+    def add_zeros(self) -> None:
+        """Before all others, for a token whose state is unknown."""
+        self.parts.appendleft(torch.zeros_like(self.parts[0][:1]))
+        self.num += 1
 
     def take(self, num: int) -> torch.Tensor:
         """The first num states. They are not kept any more."""
@@ -192,10 +198,13 @@ class EagleProposer(DraftModelProposer):
         return [*groups, *map(TreeGroup, trees.values())]
 
     def _enter(self, task: DraftTask) -> DraftSequence:
-        """The table continues at the first token with a state. If it lacks tokens before that one,
-        it begins there, and other sequences must not reuse it."""
+        """The table continues at the first token with a state, or the one before it. If it lacks
+        tokens before that one, it begins there, and other sequences must not reuse it."""
         state, states = super()._enter(task), self._states[task.sequence]
-        table, start = state.table, len(task.tokens) - states.num
+        table = state.table
+        if table.num_cached and len(task.tokens) - states.num == table.num_cached + 1:
+            states.add_zeros()
+        start = len(task.tokens) - states.num
         if start > max(1, table.num_cached):
             states.first, table.tokens = start, ()
             self.pool.cut(table, 0)
