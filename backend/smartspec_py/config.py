@@ -116,6 +116,9 @@ class LocalEngineConfig(EngineConfig):
     heads: OptionalModel = None
     """directory or hub name of Medusa heads, or of an EAGLE-3 head, that were trained for the
     target model. An EAGLE-3 head cannot be combined with a draft model."""
+    mtp: bool = True
+    """draft with the layer for it (multi-token prediction) that files of Qwen3.5 have, unless there
+    are a draft model or heads. It is used as `heads`, and needs OpenVINO."""
     lora: Annotated[dict[str, str], IS_PATH, IS_MODEL, Field(max_length=MAX_ADAPTERS)] = {}
     """LoRA adapters of the target: directories in PEFT's format or hub names, by the names that
     requests use. Their ranks together are at most 512. Drafts are those of the target without

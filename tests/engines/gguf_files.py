@@ -55,6 +55,17 @@ NET_PARTS = PARTS | {
 }
 NETS = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
 
+NET_FIELDS = {
+    "full_attention_interval": 4,
+    "rope.dimension_count": 8,
+    "rope.dimension_sections": [2, 1, 1, 0],
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "attention.recurrent_layers": [True, True, True, False],
+}
+"""Of a model with a net of two heads of keys, 32 wide, in three of four layers."""
+
 
 def of_net(parameter: str, numbers: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
     """A tensor of Qwen3.5 as its file has it: heads of values of each head of keys in turns."""

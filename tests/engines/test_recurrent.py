@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf_files import NETS, few_fields, write_gguf
+from gguf_files import NET_FIELDS, NETS, few_fields, write_gguf
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -225,15 +225,6 @@ def test_layers_without_attention_alone_are_refused(tmp_path: Path, folder: Path
         build_engine(config, tmp_path)
 
 
-NET_FIELDS = {
-    "full_attention_interval": 4,
-    "rope.dimension_count": 8,
-    "rope.dimension_sections": [2, 1, 1, 0],
-    "ssm.conv_kernel": 4,
-    "ssm.state_size": 32,
-    "ssm.group_count": 2,
-    "attention.recurrent_layers": [True, True, True, False],
-}
 EXPERT_SIZES = {
     "num_experts": 4,
     "num_experts_per_tok": 2,

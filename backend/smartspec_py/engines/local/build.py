@@ -28,6 +28,7 @@ from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
 from smartspec_py.engines.checkpoints.config import load_config, num_weights
 from smartspec_py.engines.checkpoints.experts import TYPES
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.engines.checkpoints.mtp import has_mtp
 from smartspec_py.engines.checkpoints.pair import CheckedTokenizer, check_pair
 from smartspec_py.engines.checkpoints.recurrent import has_tiled_heads
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
@@ -39,7 +40,14 @@ from smartspec_py.engines.drafts.medusa.heads import load_heads
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import device_name, dtype_of, dtype_text, place
-from smartspec_py.engines.local.kinds import DraftKind, DraftModelKind, EagleKind, MedusaKind, Setup
+from smartspec_py.engines.local.kinds import (
+    DraftKind,
+    DraftModelKind,
+    EagleKind,
+    MedusaKind,
+    MtpKind,
+    Setup,
+)
 from smartspec_py.engines.local.load import NoOpenVinoError, load, named, runtime_of
 from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.measure import PROMPT_GRID, ProfileShape
@@ -118,7 +126,8 @@ def _loaded(
         target = _target(setup)
         runners = [kind.load(setup) for kind in kinds]
     pairs = zip(kinds, runners, strict=True)
-    return setup, kinds, target, {kind.name: kind.proposer(setup, runner) for kind, runner in pairs}
+    proposers = {kind.name: kind.proposer(setup, runner, target.runner) for kind, runner in pairs}
+    return setup, kinds, target, proposers
 
 
 def _prepare_thread() -> None:
@@ -139,6 +148,7 @@ def _read(
         dtype = torch.float32  # of products with experts
     weights = _weights(config, model, limits.context_len, runtimes[0])
     has_blocks = PYTORCH not in runtimes
+    drafts_itself = _drafts_itself(config, model, limits.context_len, runtimes[0])
     size = choose_cache(
         models,
         device,
@@ -148,6 +158,7 @@ def _read(
         weights,
         has_blocks,
         keeps_experts=keeps_experts(config.weights),
+        has_mtp=drafts_itself,
     )
     text = "context: %d tokens, prompt and text together (%s)"
     logger.info(text, size.context_len, size.reason)
@@ -170,12 +181,15 @@ def _read(
         weights_cache_bytes=config.weights_cache_bytes,
         num_back=limits.max_draft_len,
         num_kept_states=size.num_kept_states,
+        has_mtp=drafts_itself,
     )
     kinds: list[DraftKind] = [] if draft is None else [DraftModelKind(draft)]
     if config.heads is not None:
         heads = existing("engine.heads", folder / config.heads)
         with named("engine.heads"):
             kinds.append(_heads(heads, run_config, has_draft=draft is not None))
+    if drafts_itself:
+        kinds.append(MtpKind(model, load_config(model, limits.context_len)))
     run_config = replace(
         run_config,
         gives_hidden=any(kind.gives_hidden for kind in kinds),
@@ -183,6 +197,12 @@ def _read(
     )
     memory = Memory(run_config.cache_bytes)
     return Setup(config, limits, tokenizer.tokenizer, run_config, memory, runtimes[0]), kinds
+
+
+def _drafts_itself(config: LocalEngineConfig, model: Path, max_len: int, runtime: str) -> bool:
+    """Whether the target has a layer that drafts, and it is used."""
+    is_used = config.mtp and config.draft is None and config.heads is None and runtime == OPENVINO
+    return is_used and has_mtp(model, load_config(model, max_len))
 
 
 def _weights(config: LocalEngineConfig, model: Path, max_len: int, runtime: str) -> str:

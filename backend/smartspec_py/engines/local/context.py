@@ -17,6 +17,7 @@ import torch
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.checkpoints.config import num_weights, text_config
 from smartspec_py.engines.checkpoints.experts import TYPES
+from smartspec_py.engines.checkpoints.mtp import num_own_weights
 from smartspec_py.engines.checkpoints.pair import positions_of
 from smartspec_py.engines.checkpoints.recurrent import state_shapes
 from smartspec_py.engines.checkpoints.tensors import num_bytes as file_bytes
@@ -69,11 +70,13 @@ def choose_cache(
     weights: str = "stored",
     has_blocks: bool = False,
     keeps_experts: bool = False,
+    has_mtp: bool = False,
 ) -> CacheSize:
     """The cache for these models together.
 
     models: the folder of each model, the target first. kv_cache, weights, keeps_experts: see
-    `RunnerConfig`. has_blocks: whether OpenVINO computes all models.
+    `RunnerConfig`. has_blocks: whether OpenVINO computes all models. has_mtp: whether the target's
+    own layer drafts.
 
     Raises ConfigError.
     """
@@ -90,6 +93,9 @@ def choose_cache(
         each += reserved * bytes_per_token(config, of_keys, kv_cache)
         if (shapes := state_shapes(config)) is not None:
             of_states.append(shapes)
+    if has_mtp:  # OpenVINO copies the output layer for it
+        num_more = num_own_weights(configs[0]) + configs[0].hidden_size * configs[0].vocab_size
+        left -= int(num_more * COMPRESSED_BYTES.get(weights, dtype.itemsize))
     share = int(CACHE_SHARE * max(0, left))
     of_row = sum(shapes.row_bytes(limits.max_draft_len) for shapes in of_states)
     num_bytes = limits.cache_bytes or max(share, DEFAULT_CONTEXT_LEN * each + 2 * of_row)

@@ -81,7 +81,7 @@ class DraftKind(ABC):
         return None
 
     @abstractmethod
-    def proposer(self, setup: Setup, runner: Any) -> Proposer:
+    def proposer(self, setup: Setup, runner: Any, target: Runner) -> Proposer:
         """The proposer with the model that `load` returned. It is made after the target: the cache
         that was made last is the first to give memory back, see `Memory`."""
 
@@ -104,7 +104,7 @@ class DraftModelKind(DraftKind):
         )
         return load("engine.draft", run_config, setup.config)
 
-    def proposer(self, setup: Setup, runner: Runner) -> DraftModelProposer:
+    def proposer(self, setup: Setup, runner: Runner, _: Runner) -> DraftModelProposer:
         limits = setup.limits
         return DraftModelProposer(
             runner,
@@ -123,7 +123,7 @@ class MedusaKind(DraftKind):
     def __init__(self, folder: Path, heads: MedusaHeads) -> None:
         self.folder, self._heads = folder, heads
 
-    def proposer(self, setup: Setup, runner: None) -> MedusaProposer:
+    def proposer(self, setup: Setup, runner: None, _: Runner) -> MedusaProposer:
         return MedusaProposer(self._heads, setup.limits.max_draft_len, setup.tree_context_len)
 
 
@@ -142,17 +142,40 @@ class EagleKind(DraftKind):
             runner.warm()
         return runner
 
-    def proposer(self, setup: Setup, runner: Runner) -> EagleProposer:
-        limits = setup.limits
-        return EagleProposer(
-            runner,
-            limits.max_sequences,
-            limits.max_draft_len,
-            reuses_prefixes=limits.reuse_prefixes,
-            states_width=self._config.states_width,
-            tree_context_len=setup.tree_context_len,
-            memory=setup.memory,
-        )
+    def proposer(self, setup: Setup, runner: Runner, _: Runner) -> EagleProposer:
+        return _reading_states(setup, runner, self._config.states_width)
+
+
+class MtpKind(DraftKind):
+    """The layer of the target that drafts. It is loaded after the target, of the same weights."""
+
+    name = HEADS
+
+    def __init__(self, target: Path, hf_config: Any) -> None:
+        self.folder, self._width = target, hf_config.hidden_size
+        self.state_layers = (hf_config.num_hidden_layers,)  # after the last norm
+
+    def proposer(self, setup: Setup, runner: None, target: Runner) -> EagleProposer:
+        from smartspec_py.engines.drafts.mtp import OpenVinoMtpRunner
+        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
+
+        assert isinstance(target, OpenVinoRunner)
+        made = OpenVinoMtpRunner(target)
+        made.warm()
+        return _reading_states(setup, made, self._width)
+
+
+def _reading_states(setup: Setup, runner: Runner, states_width: int) -> EagleProposer:
+    limits = setup.limits
+    return EagleProposer(
+        runner,
+        limits.max_sequences,
+        limits.max_draft_len,
+        reuses_prefixes=limits.reuse_prefixes,
+        states_width=states_width,
+        tree_context_len=setup.tree_context_len,
+        memory=setup.memory,
+    )
 
 
 def _runner(head: EagleHead, run_config: RunnerConfig, runtime: str) -> Runner:

@@ -78,6 +78,9 @@ SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank
 GEMMA_LARGEST = {GEMMA_2: 46, GEMMA_3: 62}
 """Layers of the largest of each, whose attention is scaled in another way."""
 
+NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
+"""Tensors of a layer that drafts, beside those of other layers."""
+
 Tensors = Mapping[str, TensorPlace]
 
 
@@ -125,7 +128,7 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
     if model_type == GRANITE:
         config |= _granite(of, config)
     if model_type in WITH_NETS:
-        config |= _nets(of, config)
+        config |= _nets(of, config) | _mtp(config, tensors)
     _check_keys(of, config)
     return config
 
@@ -176,7 +179,7 @@ def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _num_layers(of: Fields, num_tensors: int) -> int:
-    """Without the last ones of Qwen3.5, which draft and are not read."""
+    """Without the last ones of Qwen3.5, which draft."""
     num_drafting = of.integer("nextn_predict_layers", 0, 0, num_tensors)
     return of.integer("block_count", least=num_drafting + 1, most=num_tensors) - num_drafting
 
@@ -209,6 +212,15 @@ def _nets(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
         "linear_heads_are_tiled": num_keys < num_values,
         "partial_rotary_factor": num_rotated / config["head_dim"],
     }
+
+
+def _mtp(config: Mapping[str, Any], tensors: Tensors) -> dict[str, int]:
+    """How many layers that draft are read: one, if it has all that `checkpoints.mtp` knows, and
+    nothing else."""
+    begin = f"blk.{config['num_hidden_layers']}.nextn."
+    known = {f"{begin}{part}.weight" for part in NEXTN}
+    found = {name for name in tensors if ".nextn." in name}
+    return {"mtp_num_hidden_layers": int(found == known)}
 
 
 def _experts(of: Fields, model_type: str) -> dict[str, Any]:

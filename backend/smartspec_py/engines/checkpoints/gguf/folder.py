@@ -30,7 +30,7 @@ from smartspec_py.faults import ConfigError, cut
 
 INDEX = "gguf.json"
 
-VERSION = 4
+VERSION = 5
 """Of this conversion. Folders that another version made are not used."""
 
 

@@ -87,6 +87,14 @@ NETS = {
 }
 """Of Qwen3.5."""
 
+DRAFTING = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head_norm": "norm",
+}
+"""Of the layer of Qwen3.5 that drafts, see `checkpoints.mtp`."""
+
 OTHER_PARTS = {
     **dict.fromkeys(GEMMAS, OUTER_NORMS),
     QWEN_MOE: ROUTED,
@@ -161,7 +169,7 @@ def read_places(
 
 
 def _is_behind(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether the tensor is of a layer behind the model's, which drafts."""
+    """Whether the tensor is of a layer behind the model's, which drafts and is not read."""
     parts = name.split(".")
     return (
         parts[0] == "blk" and parts[1].isdecimal() and int(parts[1]) >= config["num_hidden_layers"]
@@ -197,6 +205,13 @@ def _wanted(
             yield f"{name}.weight", f"{parameter}.weight", shape
             if part in biases:
                 yield f"{name}.bias", f"{parameter}.bias", shape[:1]
+    if config.get("mtp_num_hidden_layers"):
+        width, last = config["hidden_size"], f"blk.{config['num_hidden_layers']}"
+        for part, shape in _shapes(config, None).items():
+            yield f"{last}.{part}.weight", f"mtp.layers.0.{names[part]}.weight", shape
+        for part, parameter in DRAFTING.items():
+            shape = (width, 2 * width) if part == "eh_proj" else (width,)
+            yield f"{last}.nextn.{part}.weight", f"mtp.{parameter}.weight", shape
 
 
 def _wanted_of_nets(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -212,8 +227,8 @@ def _heads_of_values(config: Mapping[str, Any]) -> int:
     return int(config["linear_num_value_heads"])
 
 
-def _shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a layer, by their names in the file."""
+def _shapes(config: Mapping[str, Any], layer: int | None) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a layer, by their names in the file. None: the layer that drafts."""
     width, inner = config["hidden_size"], config.get("intermediate_size", 0)
     head_dim = config["head_dim"]
     queries, keys = (config[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
@@ -255,7 +270,7 @@ def _shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]
         }
     if config["model_type"] in WITH_NETS:
         outer = {"attn_norm": (width,), "post_attention_norm": (width,), **mlp}
-        if config["layer_types"][layer] == LINEAR_ATTENTION:
+        if layer is not None and config["layer_types"][layer] == LINEAR_ATTENTION:
             return outer | _shapes_of_net(config)
         projections["attn_q"] = (2 * queries, width)
         return outer | projections | {"attn_output": (width, queries), **head_norms}

@@ -1,4 +1,5 @@
-"""Runs an EAGLE-3 head with OpenVINO on a CPU: the same drafts as `EagleRunner`.
+"""Runs heads that read states of the target with OpenVINO on a CPU, and EAGLE-3 heads among them:
+the same drafts as `EagleRunner`.
 
 The head's layer is that of the decoder's graph, with twice the width at its input. Weights are
 rounded to 8 bits if those of the target are: this changes drafts a little, and no text.
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from smartspec_py.engines.drafts.eagle.head import EagleHead
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.operators import int_, parameter
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
+from smartspec_py.engines.runtimes.openvino.runner import Numbers, OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
@@ -30,18 +31,25 @@ TARGET_STATES, OWN_STATES = "target_states", "own_states"
 other one has no rows."""
 
 
-class _HeadGraph(DecoderGraph):
+class HeadGraph(DecoderGraph):
+    """The results, for the wanted tokens, are logits of the head's vocabulary, and the states to
+    feed back."""
+
+    def _given_states(self, states_width: int) -> tuple[Any, Any]:
+        """The target's states and the head's own, as inputs of the graph."""
+        widths = {TARGET_STATES: states_width, OWN_STATES: self.config.hidden_size}
+        for each, width in widths.items():
+            self.inputs[each] = parameter(each, [-1, width], np.float32)
+        return self.inputs[TARGET_STATES], self.inputs[OWN_STATES]
+
+
+class _EagleGraph(HeadGraph):
     def build(
         self, model: EagleHead, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
     ) -> ov.Model:
-        """The results, for the wanted tokens, are logits of the head's vocabulary and the states to
-        feed back."""
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
-        widths = {TARGET_STATES: parts.fc.in_features, OWN_STATES: self.config.hidden_size}
-        for each, width in widths.items():
-            self.inputs[each] = parameter(each, [-1, width], np.float32)
-        own = op.unsqueeze(self.inputs[OWN_STATES], int_(0))
-        states = op.concat([self._fused(model, self.inputs[TARGET_STATES]), own], 1)
+        of_target, own = self._given_states(parts.fc.in_features)
+        states = op.concat([self._fused(model, of_target), op.unsqueeze(own, int_(0))], 1)
         embedded = self.products.rows("embed_tokens.weight", self.inputs["token_ids"])
         normed = self._norm(f"{name}.hidden_norm", layer.hidden_norm, states)
         both = [self._norm(f"{name}.input_layernorm", layer.input_layernorm, embedded), normed]
@@ -69,8 +77,8 @@ class _HeadGraph(DecoderGraph):
         return self.products.linear(["fc"], op.unsqueeze(states, int_(0)))
 
 
-class OpenVinoEagleRunner(OpenVinoRunner):
-    """An EAGLE-3 head that OpenVINO compiled, and its cache. See `EagleRunner` for its inputs.
+class OpenVinoHeadRunner(OpenVinoRunner):
+    """A head that OpenVINO compiled, and its cache. See `EagleRunner` for its inputs.
 
     Slots of the cache begin at each row's first key, because OpenVINO's attention sees all slots.
     All tokens of a row are attended together; bits of drafts may depend on the pass.
@@ -79,19 +87,25 @@ class OpenVinoEagleRunner(OpenVinoRunner):
     target, so NumPy does the rest.
     """
 
-    _graph_class = _HeadGraph
     first_key = 1
 
-    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
-        """config.weights: those of the target."""
-        if config.weights != "stored":
-            config = replace(config, weights="int8")
-        super().__init__(head, config, Weights(head.parts.state_dict()), most_copies=1)
+    def __init__(
+        self,
+        model: Any,
+        config: RunnerConfig,
+        weights: Weights,
+        *,
+        states_width: int,
+        token_ids: NDArray[np.int64] | None,
+        numbers: Numbers | None = None,
+    ) -> None:
+        """model: see `OpenVinoRunner`. states_width: of the target's states. token_ids: the
+        target's token of each row of the head's output layer; None if it has all."""
+        super().__init__(model, config, weights, most_copies=1, numbers=numbers)
         self._own = np.zeros((config.num_rows, self._hidden_size), np.float32)
         """The states that the head returned last, by row."""
-        self._states_width = head.parts.fc.in_features
-        self._num_drafted = head.parts.lm_head.out_features
-        self._token_ids = None if head.token_ids is None else head.token_ids.numpy()
+        self._states_width, self._token_ids = states_width, token_ids
+        self._num_drafted = config.vocab_size if token_ids is None else len(token_ids)
 
     def forward(
         self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
@@ -132,3 +146,21 @@ class OpenVinoEagleRunner(OpenVinoRunner):
         logits = np.full((len(drafted), self.config.vocab_size), -np.inf, np.float32)
         logits[:, self._token_ids] = drafted
         return logits
+
+
+class OpenVinoEagleRunner(OpenVinoHeadRunner):
+    """An EAGLE-3 head."""
+
+    _graph_class = _EagleGraph
+
+    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
+        """config.weights: those of the target."""
+        if config.weights != "stored":
+            config = replace(config, weights="int8")
+        super().__init__(
+            head,
+            config,
+            Weights(head.parts.state_dict()),
+            states_width=head.parts.fc.in_features,
+            token_ids=None if head.token_ids is None else head.token_ids.numpy(),
+        )

@@ -43,6 +43,9 @@ class DecoderGraph:
     these are all operators between the matrix products.
     """
 
+    _part = "model"
+    """How the names of the layers and of the last norm begin."""
+
     def __init__(
         self,
         model: Any,
@@ -92,16 +95,16 @@ class DecoderGraph:
     ) -> ov.Model:
         """The results, for the wanted tokens, are logits [M, vocab_size] and, with gives_hidden,
         states [M, hidden_size] after the last norm. With state_layers, the second result is the
-        inputs of these layers for all tokens."""
+        inputs of these layers for all tokens; behind the last layer, they are normed."""
         inner = model.model
-        states = self.products.rows("model.embed_tokens.weight", self.inputs["token_ids"])
-        states = _scaled(states, self._embedding_scale())
-        inputs = []
+        states, inputs = self._embedded(model), []
         for index, layer in enumerate(inner.layers):
             inputs.append(states)
             states = self._layer(index, layer, states)
         wanted_states = op.gather(states, self.inputs["wanted"], int_(1))
-        states = self._norm("model.norm", inner.norm, wanted_states)
+        if len(inner.layers) in state_layers:
+            inputs.append(self._norm(f"{self._part}.norm", inner.norm, states))
+        states = self._norm(f"{self._part}.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = self.products.linear([head], states, vocab_size)
         if (divisor := granite_factor(self.config, "logits_scaling")) != 1.0:
@@ -111,6 +114,11 @@ class DecoderGraph:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
         return self._model(wanted)
 
+    def _embedded(self, model: Any) -> Any:
+        """What the first layer reads, [1, N, hidden_size]."""
+        states = self.products.rows("model.embed_tokens.weight", self.inputs["token_ids"])
+        return _scaled(states, self._embedding_scale())
+
     def _model(self, wanted: Sequence[Any]) -> ov.Model:
         """wanted: the results, [1, N, width] each."""
         results = [op.result(op.squeeze(result, int_(0))) for result in wanted]
@@ -118,7 +126,7 @@ class DecoderGraph:
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
-        name = f"model.layers.{index}"
+        name = f"{self._part}.layers.{index}"
         # With a norm behind the MLP, that behind the attention has the name of one before the MLP.
         has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
         before_mlp = "pre_feedforward_layernorm" if has_outer_norms else "post_attention_layernorm"

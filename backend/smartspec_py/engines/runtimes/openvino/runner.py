@@ -43,6 +43,7 @@ from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
 from smartspec_py.engines.checkpoints.experts import EXPERTS, ByExpert, usual_name
 from smartspec_py.engines.checkpoints.experts import TYPES as EXPERT_TYPES
+from smartspec_py.engines.checkpoints.mtp import mtp_parameters
 from smartspec_py.engines.checkpoints.recurrent import TILE, state_shapes
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
@@ -136,7 +137,7 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class Numbers:
     """How products are computed. num_bits, block: see `Products`. group: activations that are
     rounded with one scale; 0 rounds none. is_bounded: whether products have at most MOST_WIDTH
     columns, and passes at most MOST_TOKENS tokens."""
@@ -162,12 +163,17 @@ class OpenVinoRunner(Runner):
         config: RunnerConfig,
         weights: Weights | None = None,
         most_copies: int = MOST_COPIES,
+        numbers: Numbers | None = None,
     ) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
-        model. Raises ModelError."""
+        model. numbers: how products are computed, if this is known. Raises ModelError."""
         core, of_model = ov.Core(), weights or Weights(ByExpert(model.state_dict()))
-        precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        config, numbers = _numbers(model, config, of_model, precisions)
+        if numbers is None:
+            precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+            config, numbers = _numbers(model, config, of_model, precisions)
+        self.numbers = numbers
+        self.weights = of_model if config.has_mtp else None
+        """Until the layer that drafts is loaded: they hold the model's files."""
         super().__init__(config)
         self._most_tokens = config.num_rows * config.max_len
         if numbers.is_bounded:
@@ -185,7 +191,8 @@ class OpenVinoRunner(Runner):
         self._memory = products.memory
         self.config = replace(config, keeps_experts=products.has_kept_experts)
         share_constants(built)
-        of_model.finish()
+        if self.weights is None:
+            of_model.finish()
         num_parameters = sum(weight.numel() for weight in model.parameters())
         wanted: int = len(model.model.layers) * PARAMETERS_PER_LAYER // max(1, num_parameters)
         self._most_padding = min(MOST_PADDING, wanted)
@@ -379,7 +386,7 @@ class OpenVinoRunner(Runner):
 
 def _numbers(
     model: Any, config: RunnerConfig, weights: Weights, precisions: Sequence[str]
-) -> tuple[RunnerConfig, _Numbers]:
+) -> tuple[RunnerConfig, Numbers]:
     """How this processor computes the products, and the config with the precision that they have.
     precisions: of the processor."""
     num_bits = NUM_BITS[config.weights]
@@ -402,10 +409,10 @@ def _numbers(
     is_half = not is_float and HALF.get(config.dtype) in precisions
     dtype = config.dtype if is_half else torch.float32
     config = replace(config, keeps_4_bits=kept_group > 0, dtype=dtype)
-    return config, _Numbers(num_bits, group, block, is_bounded)
+    return config, Numbers(num_bits, group, block, is_bounded)
 
 
-def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: _Numbers) -> Products:
+def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: Numbers) -> Products:
     matrices = {
         f"{layer}{MATRIX_A}": config.adapters.joined(layer)[0].to(config.dtype)
         for layer in config.adapters.layers
@@ -424,7 +431,7 @@ def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: _Numb
     )
 
 
-def _settings(config: RunnerConfig, numbers: _Numbers) -> dict[str, Any]:
+def _settings(config: RunnerConfig, numbers: Numbers) -> dict[str, Any]:
     """Of OpenVINO."""
     precision = HALF.get(config.dtype, "f32").lower()
     # Rounding to 16 bits changes less than compressed weights do.
@@ -483,9 +490,10 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     for name in names:
         if (usual := usual_name(name)) != name:
             files.rename(name, usual)
-    missing = set(ByExpert(dict(model.named_parameters()))) - set(files)
+    of_mtp = mtp_parameters(hf_config) if config.has_mtp else {}
+    missing = set(ByExpert({**dict(model.named_parameters()), **of_mtp})) - set(files)
     check_complete(missing, config.path)
-    tensors = ByExpert(model.state_dict())
+    tensors = ByExpert({**model.state_dict(), **of_mtp})
     unexpected = set(files) - set(tensors)
     check_used(unexpected, files, config.path)
     files.leave_out(unexpected)
