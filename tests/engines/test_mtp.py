@@ -21,8 +21,11 @@ from smartspec_py.constants import HEADS
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.mtp import has_mtp, mtp_model, mtp_parameters
+from smartspec_py.engines.drafts import vocabulary
 from smartspec_py.engines.drafts.mtp import OpenVinoMtpRunner
+from smartspec_py.engines.runtimes.openvino import runner as runner_module
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.weights import Compressed
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
@@ -143,10 +146,10 @@ def tokens_of(sinks: list[LocalSink]) -> list[list[int]]:
     return [sink.tokens for sink in sinks]
 
 
-def four_drafts(folder: Path) -> torch.Tensor:
+def four_drafts(folder: Path, weights: str = "stored") -> torch.Tensor:
     """Their logits: after the target's states of a prompt in two parts, and then after its own."""
     own = RunnerConfig(folder, CPU, torch.float32, 2, 96, VOCAB, state_layers=(4,), has_mtp=True)
-    target = load_openvino_runner(own)
+    target = load_openvino_runner(replace(own, weights=weights))
     head = OpenVinoMtpRunner(target)
     for first, end in ((0, 9), (9, 20)):
         part = TOKENS[first:end]
@@ -188,6 +191,38 @@ def test_a_gguf_file_with_the_layer(tmp_path: Path) -> None:
     write_gguf(path, model, few_fields(VOCAB), tensors=drafting | lost, **fields)
     folder = model_folder(path)
     assert not has_mtp(folder, load_config(folder, 64)), "it has an embedding of its own"
+
+
+@pytest.mark.parametrize("least_weights", [1, 1_000_000])
+def test_frequent_tokens_and_those_of_texts_are_drafted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_weights: int
+) -> None:
+    """With weights in 8 bits, also rotated ones. Other tokens have no logits."""
+    monkeypatch.setattr(runner_module, "LEAST_WEIGHTS", least_weights)
+    write(tmp_path)
+    [whole, *_] = four_drafts(tmp_path, "int8")
+    monkeypatch.setattr(vocabulary, "NUM_LOW", 256)
+    [found, *_] = four_drafts(tmp_path, "int8")
+    known = sorted({*range(256), *TOKENS[1:]})
+    scale = float(whole.abs().max())
+    torch.testing.assert_close(found[known], whole[known], atol=0.03 * scale, rtol=0.0)
+    assert found.isfinite().sum() == len(known) < VOCAB
+
+
+def test_tokens_that_were_added_first_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "NUM_LOW", 2)
+    monkeypatch.setattr(vocabulary, "MOST_SEEN", 4)
+    rows = torch.arange(60, dtype=torch.int8).view(20, 3)
+    layer = [Compressed(rows, torch.full((20, 1), 2.0), torch.zeros((), dtype=torch.uint8))]
+    seen = vocabulary.SeenTokens(layer, 0)
+    low, states = np.ones((1, 2), np.float32), np.array([[1.0, 0.0, 0.0]], np.float32)
+    for tokens, kept in (([1, 5], [5]), ([7, 5, 9], [5, 7, 9]), ([11, 12, 0], [7, 9, 11, 12])):
+        seen.add(tokens)
+        [logits] = seen.logits(low, states, 20)
+        assert np.isfinite(logits).nonzero()[0].tolist() == [0, 1, *kept]
+        assert logits[kept].tolist() == [2.0 * 3 * token for token in kept]
+    seen.add(range(20))
+    assert np.isfinite(seen.logits(low, states, 20)).sum() == 2 + 4
 
 
 @pytest.fixture(scope="module")

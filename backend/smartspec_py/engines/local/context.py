@@ -93,8 +93,8 @@ def choose_cache(
         each += reserved * bytes_per_token(config, of_keys, kv_cache)
         if (shapes := state_shapes(config)) is not None:
             of_states.append(shapes)
-    if has_mtp:  # OpenVINO copies the output layer for it
-        num_more = num_own_weights(configs[0]) + configs[0].hidden_size * configs[0].vocab_size
+    if has_mtp:
+        num_more = num_own_weights(configs[0])
         left -= int(num_more * COMPRESSED_BYTES.get(weights, dtype.itemsize))
     share = int(CACHE_SHARE * max(0, left))
     of_row = sum(shapes.row_bytes(limits.max_draft_len) for shapes in of_states)

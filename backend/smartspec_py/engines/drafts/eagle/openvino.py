@@ -96,16 +96,15 @@ class OpenVinoHeadRunner(OpenVinoRunner):
         weights: Weights,
         *,
         states_width: int,
-        token_ids: NDArray[np.int64] | None,
+        num_drafted: int,
         numbers: Numbers | None = None,
     ) -> None:
-        """model: see `OpenVinoRunner`. states_width: of the target's states. token_ids: the
-        target's token of each row of the head's output layer; None if it has all."""
+        """model, numbers: see `OpenVinoRunner`. states_width: of the target's states. num_drafted:
+        rows of the output layer in the graph."""
         super().__init__(model, config, weights, most_copies=1, numbers=numbers)
         self._own = np.zeros((config.num_rows, self._hidden_size), np.float32)
         """The states that the head returned last, by row."""
-        self._states_width, self._token_ids = states_width, token_ids
-        self._num_drafted = config.vocab_size if token_ids is None else len(token_ids)
+        self._states_width, self._num_drafted = states_width, num_drafted
 
     def forward(
         self, inputs: Sequence[RowInput], token_ids: torch.Tensor | None = None
@@ -134,18 +133,16 @@ class OpenVinoHeadRunner(OpenVinoRunner):
         request.infer(share_outputs=True)
         if wanted:
             self._own[[row.row for row in inputs for _ in range(row.num_logits)]] = states
-        return PassOutput(torch.from_numpy(self._all_logits(drafted[: len(wanted)])))
+        logits = self._all_logits(drafted[: len(wanted)], states[: len(wanted)])
+        return PassOutput(torch.from_numpy(logits))
 
     def _none(self, width: int) -> Floats:
         return np.empty((0, width), np.float32)
 
-    def _all_logits(self, drafted: Floats) -> Floats:
-        """`EagleHead.all_logits`."""
-        if self._token_ids is None:
-            return drafted
-        logits = np.full((len(drafted), self.config.vocab_size), -np.inf, np.float32)
-        logits[:, self._token_ids] = drafted
-        return logits
+    def _all_logits(self, drafted: Floats, _: Floats) -> Floats:
+        """Logits of the target's vocabulary, -inf for tokens that are not drafted. drafted: the
+        graph's. _: the states that they come from."""
+        return drafted
 
 
 class OpenVinoEagleRunner(OpenVinoHeadRunner):
@@ -162,5 +159,13 @@ class OpenVinoEagleRunner(OpenVinoHeadRunner):
             config,
             Weights(head.parts.state_dict()),
             states_width=head.parts.fc.in_features,
-            token_ids=None if head.token_ids is None else head.token_ids.numpy(),
+            num_drafted=head.parts.lm_head.out_features,
         )
+        self._token_ids = None if head.token_ids is None else head.token_ids.numpy()
+
+    def _all_logits(self, drafted: Floats, _: Floats) -> Floats:
+        if self._token_ids is None:
+            return drafted
+        logits = np.full((len(drafted), self.config.vocab_size), -np.inf, np.float32)
+        logits[:, self._token_ids] = drafted
+        return logits

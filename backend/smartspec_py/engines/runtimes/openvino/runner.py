@@ -172,8 +172,6 @@ class OpenVinoRunner(Runner):
             precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
             config, numbers = _numbers(model, config, of_model, precisions)
         self.numbers = numbers
-        self.weights = of_model if config.has_mtp else None
-        """Until the layer that drafts is loaded: they hold the model's files."""
         super().__init__(config)
         self._most_tokens = config.num_rows * config.max_len
         if numbers.is_bounded:
@@ -184,6 +182,8 @@ class OpenVinoRunner(Runner):
         elif state_shapes(model.config) is not None:
             self._most_tokens = MOST_IN_TILES
         products = _products(model, config, of_model, numbers)
+        self.weights = products.weights if config.has_mtp else None
+        """Until the layer that drafts is loaded: they hold the model's files."""
         graph = self._graph_class(
             model, products, max_len=config.max_len, num_threads=config.num_threads
         )
