@@ -27,7 +27,7 @@ def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSer
     engine = LocalEngineConfig(
         model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
     )
-    limits = LimitsConfig(max_sequences=4, max_draft_len=4, max_context_len=512)
+    limits = LimitsConfig(max_sequences=4, max_draft_len=4, max_context_len=512, profile_s=0.0)
     config = ServerConfig(engine=engine, limits=limits, explain=True)
     openai = OpenAi(free_address().http_port, TINY / "target")
     folder = tmp_path_factory.mktemp("local")

@@ -34,7 +34,7 @@ def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
         model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
     )
     limits = LimitsConfig(
-        max_sequences=8, max_context_len=512, max_cache_tokens=600, max_draft_len=4
+        max_sequences=8, max_context_len=512, max_cache_tokens=600, max_draft_len=4, profile_s=0.0
     )
     cases = [
         {"text_input": texts.prompt(name, 0), "max_tokens": 40, "seed": 5, **fields}
