@@ -79,9 +79,13 @@ class Client(threading.Thread):
 
 
 def launch(
-    folder: Path, limits: dict[str, Any] | None = None, step_s: float = 0.01
+    folder: Path,
+    limits: dict[str, Any] | None = None,
+    step_s: float = 0.01,
+    has_openai: bool = False,
 ) -> tuple[subprocess.Popen[str], Address]:
-    """`smartspec serve` with the fake engine, which is not ready yet."""
+    """`smartspec serve` with the fake engine, which is not ready yet. has_openai: the gateway takes
+    two seconds longer to start."""
     config = {
         "engine": {"kind": "fake", "tokenizer": str(TOKENIZER), "step_s": step_s},
         "limits": {"max_context_len": 4096} | (limits or {}),
@@ -93,13 +97,18 @@ def launch(
     command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--config", str(path)]
     command += ["--http-port", str(address.http_port), "--grpc-port", str(address.grpc_port)]
     command += ["--metrics-port", str(address.metrics_port), "--run-dir", str(folder / "run")]
-    command += ["--openai-port", str(openai_port)]
+    command += ["--openai-port", str(openai_port if has_openai else 0)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True), address
 
 
-def serve(folder: Path, limits: dict[str, Any] | None = None, step_s: float = 0.01) -> Served:
+def serve(
+    folder: Path,
+    limits: dict[str, Any] | None = None,
+    step_s: float = 0.01,
+    has_openai: bool = False,
+) -> Served:
     """Returns when it is ready."""
-    launcher, address = launch(folder, limits, step_s)
+    launcher, address = launch(folder, limits, step_s, has_openai)
     assert launcher.stderr is not None
     seen = []
     for line in launcher.stderr:
@@ -180,7 +189,8 @@ DEAD_STUB = ("has died.", "exit code 134.")
 def test_a_fault_ends_the_launcher_and_every_stream(
     tmp_path: Path, name: str, fault: signal.Signals, words: str | tuple[str, ...]
 ) -> None:
-    result = faulted(serve(tmp_path, {"hang_s": 2.0}), name, fault, 4)
+    served = serve(tmp_path, {"hang_s": 2.0}, has_openai=name == "gateway")
+    result = faulted(served, name, fault, 4)
     assert result.code == 1
     assert result.said.rstrip().endswith(words)
     assert "Traceback" not in result.said
@@ -200,7 +210,8 @@ def test_a_fault_ends_the_launcher_and_every_stream(
 def test_a_drain_that_is_cut_says_why_in_the_last_line(
     tmp_path: Path, name: str, fault: signal.Signals, words: str | tuple[str, ...]
 ) -> None:
-    result = faulted(serve(tmp_path), name, fault, 4, is_stopping=True)
+    served = serve(tmp_path, has_openai=name == "gateway")
+    result = faulted(served, name, fault, 4, is_stopping=True)
     assert result.code == 1
     assert result.said.rstrip().endswith(words)
     assert result.exit_s < LIMIT_S
