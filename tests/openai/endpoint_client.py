@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import json
 from pathlib import Path
 from typing import Any
 
-from fastapi.testclient import TestClient
+from fastapi import FastAPI
+from httpx2 import ASGITransport, BaseTransport, Client, Request, Response
 from standins import TINY, Echo
 
 from smartspec_gateway.limits import Limits
@@ -23,6 +26,30 @@ CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 HELLO = [{"role": "user", "content": "Hello!"}]
 
 
+LOOP = asyncio.new_event_loop()
+atexit.register(LOOP.close)
+
+
+class InOneLoop(BaseTransport):
+    """Asks an application in the event loop of all of them. `TestClient` would start a thread with
+    a loop for each request, which takes longer than most answers."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._transport = ASGITransport(app)
+
+    def handle_request(self, request: Request) -> Response:
+        return LOOP.run_until_complete(self._answer(request))
+
+    async def _answer(self, request: Request) -> Response:
+        answer = await self._transport.handle_async_request(request)
+        body = await answer.aread()
+        return Response(answer.status_code, headers=answer.headers, content=body)
+
+
+def client_of(app: FastAPI) -> Client:
+    return Client(transport=InOneLoop(app), base_url="http://testserver")
+
+
 def allowed(mode: str, *tools: Any) -> dict[str, Any]:
     """A `tool_choice`."""
     found = list(tools or [{"type": "function", "function": {"name": "weather"}}])
@@ -35,10 +62,10 @@ def http(
     context_len: int = 512,
     name: str = "smartspec",
     **settings: Any,
-) -> TestClient:
+) -> Client:
     """Of an endpoint with this model, or one that always answers the same."""
     given = Settings(name, Limits(context_len), **settings)
-    return TestClient(create_app(model or Echo(), prompts, given))
+    return client_of(create_app(model or Echo(), prompts, given))
 
 
 def folder(path: Path, template: str | list[Any] | None, bos: str | None = None) -> Path:
@@ -71,6 +98,6 @@ WITH_TOOLS = {"messages": HELLO, "tools": [TOOL], "stream": True}
 CALLS = ("I look.<tool", '_call>{"name": "weather", "argu', 'ments": {"a": 1}}</tool_call>')
 
 
-def tool_client(model: Echo) -> TestClient:
+def tool_client(model: Echo) -> Client:
     """The same with a template that tells the model of tools."""
     return http(model, Prompts(TINY, Path(__file__).with_name("tools.jinja")))

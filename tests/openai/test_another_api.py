@@ -7,7 +7,7 @@ from typing import Any
 
 import endpoint_client
 import pytest
-from fastapi.testclient import TestClient
+from httpx2 import Client
 
 from smartspec_gateway.openai.apis import routes
 from smartspec_gateway.openai.apis.chat_schema import ChatRequest
@@ -63,12 +63,12 @@ ROUTE = Route(PlainRequest.route, PlainRequest, prepared, PlainWriter, plain_err
 
 
 @pytest.fixture
-def http(monkeypatch: pytest.MonkeyPatch) -> TestClient:
+def http(monkeypatch: pytest.MonkeyPatch) -> Client:
     monkeypatch.setattr(routes, "ROUTES", (*routes.ROUTES, ROUTE))
     return endpoint_client.http()
 
 
-def test_it_is_served_and_described(http: TestClient) -> None:
+def test_it_is_served_and_described(http: Client) -> None:
     asked = {"question": "Hello!", "new": 1}
     answer = http.post("/v1/plain", json=asked)
     assert (answer.json(), answer.headers["x-ignored-fields"]) == ({"num_tokens": 3}, "new")
@@ -87,7 +87,7 @@ def test_it_is_served_and_described(http: TestClient) -> None:
     ],
 )
 def test_its_errors_have_its_format_and_its_names(
-    http: TestClient, body: dict[str, Any], why: str
+    http: Client, body: dict[str, Any], why: str
 ) -> None:
     answer = http.post("/v1/plain", json=body)
     assert answer.status_code == 400

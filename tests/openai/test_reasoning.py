@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from endpoint_client import HELLO, http
-from fastapi.testclient import TestClient
+from httpx2 import Client
 from standins import TINY, Echo, text_with
 from tokenizers import Tokenizer
 
@@ -70,7 +70,7 @@ def test_ends_of_prompts() -> None:
     assert not is_open("<think>a</think>b")
 
 
-def client(folder: Path, model: Echo) -> TestClient:
+def client(folder: Path, model: Echo) -> Client:
     template = folder / "reasoning.jinja"
     template.write_text(TEMPLATE)
     return http(model, Prompts(TINY, template))

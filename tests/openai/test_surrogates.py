@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from endpoint_client import JSON, http
-from fastapi.testclient import TestClient
+from httpx2 import Client
 from standins import TINY, text_with
 
 from smartspec_gateway.openai.formats.prompts import Prompts
@@ -26,7 +26,7 @@ REFUSING = (
 )
 
 
-def client(tmp_path: Path, template: str, *answer: str) -> tuple[TestClient, Any]:
+def client(tmp_path: Path, template: str, *answer: str) -> tuple[Client, Any]:
     (tmp_path / "chat.jinja").write_text(template)
     model, prompts = text_with(*answer), Prompts(TINY, tmp_path / "chat.jinja")
     return http(model, prompts), model

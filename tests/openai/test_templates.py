@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from endpoint_client import http
-from fastapi.testclient import TestClient
+from httpx2 import Client
 from standins import TINY, Echo
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -72,7 +72,7 @@ CALLED = [
 ]
 
 
-def client(folder: Path, template: str, model: Echo | None = None) -> TestClient:
+def client(folder: Path, template: str, model: Echo | None = None) -> Client:
     (folder / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
     config = {"bos_token": "<|b|>", "eos_token": {"content": "<|e|>"}, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

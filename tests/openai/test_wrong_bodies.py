@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any, get_args
 
 import pytest
 from endpoint_client import CHAT, CUSTOM, HELLO, JSON, TEXTS, TOOL, allowed, http
-from httpx2 import ASGITransport, AsyncClient
 from openai.types.chat.completion_create_params import CompletionCreateParams as ChatParams
 from openai.types.completion_create_params import CompletionCreateParams as TextParams
 from pydantic import ValidationError
@@ -331,18 +329,11 @@ def test_no_body_is_a_fault(path: str, body: dict[str, Any], names: list[str]) -
     """Wrong values in each field and in unknown ones: an answer, or a refusal with its reason."""
     names += ["prediction", "__class__", "", "a" * 300]
     bodies = [json.dumps(body | {name: value}).encode() for name in names for value in WRONG]
-    statuses = {}
-
-    async def run() -> None:
-        """Without the threads of `TestClient`, which take longer than the answers."""
-        transport = ASGITransport(http().app)
-        async with AsyncClient(transport=transport, base_url="http://testserver") as asked:
-            for sent in (*RAW, *bodies):
-                answer = await asked.post(path, content=sent, headers=JSON)
-                statuses[sent] = answer.status_code
-                assert answer.status_code == 200 or answer.json()["error"]["message"], sent[:500]
-
-    asyncio.run(run())
+    statuses, asked = {}, http()
+    for sent in (*RAW, *bodies):
+        answer = asked.post(path, content=sent, headers=JSON)
+        statuses[sent] = answer.status_code
+        assert answer.status_code == 200 or answer.json()["error"]["message"], sent[:500]
     assert set(statuses.values()) <= {200, 400, 404}, "404: the name of another model"
     assert {statuses[sent] for sent in RAW} == {400}
 
