@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hub_stand_in import HubStandIn
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from smartspec_bench.streams import Exchange
@@ -340,6 +340,7 @@ def test_serve_says_what_the_backend_refuses(tmp_path: Path) -> None:
     command += ["--model", TARGET, "--draft", str(draft)]
     command += ["--http-port", str(address.http_port), "--grpc-port", str(address.grpc_port)]
     command += ["--metrics-port", str(address.metrics_port), "--run-dir", str(tmp_path / "run")]
+    command += ["--openai-port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2, done.stderr
     imported = {line.split()[-1] for line in done.stderr.splitlines() if "import time:" in line}

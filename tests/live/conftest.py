@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
-from adapter_files import random_adapter, write_adapter
+from safetensors.numpy import load_file, save_file
 from servers import TINY, fake_config, serving
 
 from smartspec_launch.address import free_address
@@ -17,8 +20,21 @@ from smartspec_py.config import (
     LocalEngineConfig,
     ServerConfig,
 )
-from smartspec_py.engines.checkpoints.adapters import linear_layers
-from smartspec_py.engines.checkpoints.config import load_config
+
+
+def write_adapter(folder: Path, rank: int) -> None:
+    """A random one of all layers of the shipped target. Written without PyTorch, whose import
+    takes longer than these tests."""
+    rng, tensors = np.random.default_rng(0), {}
+    for name, weight in load_file(TINY / "target" / "model.safetensors").items():
+        if "_proj" in name:
+            (num_out, num_in), layer = weight.shape, name.removesuffix(".weight")
+            for part, shape in (("A", (rank, num_in)), ("B", (num_out, rank))):
+                values = rng.standard_normal(shape, np.float32) / np.float32(shape[1] ** 0.5)
+                tensors[f"base_model.model.{layer}.lora_{part}.weight"] = values
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +54,8 @@ def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSer
 @pytest.fixture(scope="session")
 def lora_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """The shipped target with an adapter that changes its texts."""
-    layers = linear_layers(load_config(TINY / "target", 256))
-    adapter = random_adapter("sql", layers, rank=8)
-    path = write_adapter(tmp_path_factory.mktemp("adapter"), adapter)
+    path = tmp_path_factory.mktemp("adapter")
+    write_adapter(path, rank=8)
     engine = LocalEngineConfig(
         model=str(TINY / "target"), lora={"sql": str(path)}, dtype="float32", num_threads=1
     )
