@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adapter_files import random_adapter, shapes_of, write_adapter
 from gguf_files import NET_FIELDS, NET_PARTS, few_fields, file_name, write_gguf
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
@@ -228,18 +229,21 @@ def test_tokens_that_were_added_first_are_replaced(monkeypatch: pytest.MonkeyPat
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mtp")
-    write(made, follows=True)
+    model, _ = write(made, follows=True)
+    shapes = {name: shape for name, shape in shapes_of(model).items() if ".3.self_attn" in name}
+    write_adapter(made / "a", random_adapter("a", shapes, 4))
     return made
 
 
 @pytest.mark.parametrize("weights", ["stored", "int8"])
 def test_texts_do_not_depend_on_drafts(folder: Path, weights: str) -> None:
-    """Four at once, and a second turn, whose first tokens are cached."""
+    """Four at once, one with an adapter, and a second turn, whose first tokens are cached."""
     asked = [
         GenerateParams(f"{LONG[: 100 * n]} Question {n}:", 50, seed=n + 1, policy="none", **more)
         for n, more in enumerate([*SAMPLINGS, SAMPLINGS[0]])
     ]
-    config = config_of(folder, {"weights": weights})
+    asked[0] = replace(asked[0], adapter="a")
+    config = config_of(folder, {"weights": weights, "lora": {"a": str(folder / "a")}})
     with serving(build_engine(config, folder), config) as server:
         expected = tokens_of(generate(server, asked))
         for policy, proposer in (("fixed:3", HEADS), ("fixed:9", HEADS), ("goodput", None)):
