@@ -414,6 +414,18 @@ def test_a_disturbed_batch_does_not_make_short_contexts_free() -> None:
     assert cost.target_s(1, 1, 0) == pytest.approx(1.25)
 
 
+def test_what_a_row_costs_is_inferred() -> None:
+    """0.5 s beside its context and its tokens, as with a recurrent state."""
+
+    def with_states(rows: int, tokens: int, context_len: int, num_logits: int) -> float:
+        return by_hand(rows, tokens, context_len, num_logits) + 0.5 * rows
+
+    cost = measure(CountingEngine(with_states), None, SHAPE, 0.0)
+    for rows, tokens in ((1, 1), (2, 1), (2, 3), (4, 2), (6, 5)):
+        expected = with_states(rows, tokens, 100, tokens)
+        assert cost.target_s(rows, rows * tokens, 100) == pytest.approx(expected)
+
+
 def test_costs_with_a_step_are_inferred_from_passes_of_as_many_tokens() -> None:
     """A pass takes twice as long from 5 tokens on. One row shows that; 2 rows of 3 tokens follow
     it: 2 s without context, as 5 tokens, and 2 s for the context of two rows."""

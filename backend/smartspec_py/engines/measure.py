@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -34,6 +34,10 @@ are among the first. Such passes are limited by arithmetic, so each token costs 
 MOST_OF_CONTEXT = 0.5
 """Share of a pass of one token that its context can take at most, where passes are timed. A
 disturbance while the largest batch is timed would otherwise make passes with less context free."""
+
+ROWS_SHARE = 0.25
+"""Least share of the largest batch that its rows must take beside their tokens, or noise would
+count."""
 
 FEW_ROWS = 4
 """Rows of a pass with drafts that is among the first."""
@@ -228,11 +232,11 @@ class _Target:
         most, longest = self._rows[-1], chains[-1]
         trees = [num for num in (*TREE_GRID, shape.max_nodes + 1) if num > longest]
         self._tokens = (*chains, *(trees if shape.max_nodes else ()))
-        one_row = [self._pass(1, num) for num in chains]
+        self._one_row = [self._pass(1, num) for num in chains]
         # Large batches show the effect of context best: they read the most keys and values.
         self._batch = self._pass(most, 1)
         self._later = self._pass(min(FEW_ROWS, most), longest)
-        self._first = [*one_row, *self._with_shorter(self._batch), *self._with_shorter(self._later)]
+        self._large = [*self._with_shorter(self._batch), *self._with_shorter(self._later)]
         all_passes = [
             self._pass(r, num)
             for r in self._rows
@@ -240,7 +244,7 @@ class _Target:
             if num <= longest or r * num <= MAX_STEP_NODES
         ]
         by_size = sorted(all_passes, key=lambda pass_: (pass_.tokens_per_row > 1, pass_.num_tokens))
-        self._passes = list(dict.fromkeys([*self._first, *by_size]))
+        self._passes = list(dict.fromkeys([*self._one_row, *self._large, *by_size]))
 
     def _pass(self, batch_size: int, tokens_per_row: int) -> _Pass:
         return _Pass(batch_size, tokens_per_row, self._context_len)
@@ -254,11 +258,12 @@ class _Target:
         return known - shorter
 
     def time_first(self) -> None:
-        """Behind an untimed pass of the largest batch: the system gives memory when it is written
-        first. With recurrent states, 32 rows of a model of 0.75 B took 6.1 s, and then 1.7 s (AMD
-        EPYC Zen 3)."""
+        """Large passes come at once behind an untimed one, so that an engine takes the same memory
+        for all of them: the system gives it when it is written first. With recurrent states, 32
+        rows of a model of 0.75 B took 6.1 s, and then 1.7 s (AMD EPYC Zen 3)."""
         self._timer.run(self._batch)
-        self._timer.time(self._first)
+        self._timer.time(self._large)
+        self._timer.time(self._one_row)
 
     def time_more(self, is_over: IsOver) -> None:
         timer = self._timer
@@ -288,27 +293,27 @@ class _Target:
     def seconds(self, context_s: float, context_token_s: float) -> dict[tuple[int, int], float]:
         """Of each number of rows and tokens per row, timed or inferred.
 
-        A pass without its context takes as long as any with as many tokens in total. So
+        A pass without what its rows cost takes as long as any with as many tokens in total. So
 
-            T(r, n) = T(r, m) + free(r n) - free(r m) + context(r, n) - context(r, m)
+            T(r, n) = T(r, m) + free(r n) - free(r m) + cost(r, n) - cost(r, m)
 
-        where m is the largest timed number of tokens per row below n. free is the time without
-        context of the timed passes, linear between their numbers of tokens.
+        where m is the largest timed number of tokens per row below n. free is the time of the timed
+        passes without the cost of their rows, linear between their numbers of tokens. A row costs
+        the reading of its context, and row_s.
         """
-
-        def context(rows: int, num: int) -> float:
-            return (context_s * rows + context_token_s * rows * (num - 1)) * self._context_len
-
         timed = {
             (pass_.batch_size, pass_.tokens_per_row): seconds
             for pass_, seconds in self._timer.best_s.items()
             if pass_.context_len == self._context_len
         }
-        by_size: dict[int, list[float]] = {}
-        for (rows, num), seconds in timed.items():
-            by_size.setdefault(rows * num, []).append(seconds - context(rows, num))
-        sizes = sorted(by_size)
-        means = [sum(by_size[size]) / len(by_size[size]) for size in sizes]
+        row_s = 0.0
+
+        def cost(rows: int, num: int) -> float:
+            token_s = context_s + context_token_s * (num - 1)
+            return rows * (row_s + token_s * self._context_len)
+
+        row_s = _row_s(timed, cost, most_rows=self._rows[-1])
+        sizes, free, _ = _by_size(timed, cost)
         grid = {}
         for rows in self._rows:
             start = 0, 0.0
@@ -317,12 +322,44 @@ class _Target:
                     grid[rows, num] = timed[rows, num]
                     start = num, grid[rows, num]
                     continue
-                free_s = interpolate(rows * num, sizes, means) + context(rows, num)
+                seconds = interpolate(rows * num, sizes, free) + cost(rows, num)
                 if start[0]:
-                    free_s += start[1] - context(rows, start[0])
-                    free_s -= interpolate(rows * start[0], sizes, means)
-                grid[rows, num] = max(free_s, start[1], 0.0)
+                    seconds += start[1] - cost(rows, start[0])
+                    seconds -= interpolate(rows * start[0], sizes, free)
+                grid[rows, num] = max(seconds, start[1], 0.0)
         return grid
+
+
+Timed = Mapping[tuple[int, int], float]
+"""Seconds of passes by rows and tokens per row."""
+
+
+def _by_size(
+    timed: Timed, cost: Callable[[int, int], float]
+) -> tuple[list[int], list[float], list[float]]:
+    """The numbers of tokens of these passes; and for each, means of the seconds without the cost of
+    the rows, and of the number of rows."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for (rows, num), seconds in timed.items():
+        found.setdefault(rows * num, []).append((seconds - cost(rows, num), rows))
+    sizes = sorted(found)
+    means = [
+        [sum(column) / len(column) for column in zip(*found[size], strict=True)] for size in sizes
+    ]
+    return sizes, [free for free, _ in means], [rows for _, rows in means]
+
+
+def _row_s(timed: Timed, cost: Callable[[int, int], float], most_rows: int) -> float:
+    """What each row costs beside its context, as with a recurrent state: the difference between the
+    largest batch and passes of as many tokens with fewer rows. 0 if it is small, see ROWS_SHARE."""
+    batch_s = timed[most_rows, 1] - cost(most_rows, 1)
+    others = {key: seconds for key, seconds in timed.items() if key != (most_rows, 1)}
+    if not others:
+        return 0.0
+    sizes, free, rows = _by_size(others, cost)
+    num_more = most_rows - interpolate(most_rows, sizes, rows)
+    more_s = batch_s - interpolate(most_rows, sizes, free)
+    return more_s / num_more if num_more > 0 and more_s > ROWS_SHARE * batch_s else 0.0
 
 
 class _Prompts:
