@@ -17,22 +17,21 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
-from smartspec_py.config import ServerConfig
+from smartspec_py.config import LocalEngineConfig, ServerConfig
 from smartspec_py.constants import HEADS
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.mtp import has_mtp, mtp_model, mtp_parameters
 from smartspec_py.engines.drafts import vocabulary
 from smartspec_py.engines.drafts.mtp import OpenVinoMtpRunner
+from smartspec_py.engines.local.build import drafts_itself
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
 from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Compressed
-from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
+from smartspec_py.engines.runtimes.runner import OPENVINO, PYTORCH, RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
 from smartspec_testing.local import LocalSink, generate, serving
-
-pytestmark = pytest.mark.slow  # so that they run beside the others
 
 CPU = torch.device("cpu")
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
@@ -235,15 +234,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("weights", ["stored", "int8"])
-def test_texts_do_not_depend_on_drafts(folder: Path, weights: str) -> None:
+def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
     """Four at once, one with an adapter, and a second turn, whose first tokens are cached."""
     asked = [
         GenerateParams(f"{LONG[: 100 * n]} Question {n}:", 50, seed=n + 1, policy="none", **more)
         for n, more in enumerate([*SAMPLINGS, SAMPLINGS[0]])
     ]
     asked[0] = replace(asked[0], adapter="a")
-    config = config_of(folder, {"weights": weights, "lora": {"a": str(folder / "a")}})
+    config = config_of(folder, {"weights": "int8", "lora": {"a": str(folder / "a")}})
     with serving(build_engine(config, folder), config) as server:
         expected = tokens_of(generate(server, asked))
         for policy, proposer in (("fixed:3", HEADS), ("fixed:9", HEADS), ("goodput", None)):
@@ -273,13 +271,23 @@ def test_files_without_the_layer_or_with_a_part_of_it(tmp_path: Path, folder: Pa
     assert has_mtp(folder, hf_config)
     del weights["mtp.norm.weight"]
     save_file(weights, path)
-    with pytest.raises(
-        ConfigError, match=r"engine\.model: .* lack 1 tensors, such as mtp\.norm\.w"
-    ):
+    text = r"engine\.model: .* lack 1 tensors, such as mtp\.norm\.w"
+    with pytest.raises(ConfigError, match=text):
         build_engine(config_of(tmp_path / "model"), folder)
-    for engine in ({"mtp": False}, {"draft": str(folder)}):
-        made = build_engine(config_of(tmp_path / "model", engine), folder)
-        assert HEADS not in made.proposers
+    made = build_engine(config_of(tmp_path / "model", {"mtp": False}), folder)
+    assert HEADS not in made.proposers
     save_file({n: each for n, each in weights.items() if not n.startswith("mtp.")}, path)
     assert not has_mtp(tmp_path / "model", hf_config)
-    assert HEADS not in build_engine(config_of(tmp_path / "model"), folder).proposers
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_used"),
+    [({}, True), ({"mtp": False}, False), ({"draft": "d"}, False), ({"heads": "h"}, False)],
+)
+def test_it_is_used_unless_something_else_drafts(
+    folder: Path, engine: dict[str, Any], is_used: bool
+) -> None:
+    own = config_of(folder, engine).engine
+    assert isinstance(own, LocalEngineConfig)
+    assert drafts_itself(own, folder, 64, OPENVINO) == is_used
+    assert not drafts_itself(own, folder, 64, PYTORCH)

@@ -148,7 +148,7 @@ def _read(
         dtype = torch.float32  # of products with experts
     weights = _weights(config, model, limits.context_len, runtimes[0])
     has_blocks = PYTORCH not in runtimes
-    drafts_itself = _drafts_itself(config, model, limits.context_len, runtimes[0])
+    uses_mtp = drafts_itself(config, model, limits.context_len, runtimes[0])
     size = choose_cache(
         models,
         device,
@@ -158,7 +158,7 @@ def _read(
         weights,
         has_blocks,
         keeps_experts=keeps_experts(config.weights),
-        has_mtp=drafts_itself,
+        has_mtp=uses_mtp,
     )
     text = "context: %d tokens, prompt and text together (%s)"
     logger.info(text, size.context_len, size.reason)
@@ -181,14 +181,14 @@ def _read(
         weights_cache_bytes=config.weights_cache_bytes,
         num_back=limits.max_draft_len,
         num_kept_states=size.num_kept_states,
-        has_mtp=drafts_itself,
+        has_mtp=uses_mtp,
     )
     kinds: list[DraftKind] = [] if draft is None else [DraftModelKind(draft)]
     if config.heads is not None:
         heads = existing("engine.heads", folder / config.heads)
         with named("engine.heads"):
             kinds.append(_heads(heads, run_config, has_draft=draft is not None))
-    if drafts_itself:
+    if uses_mtp:
         kinds.append(MtpKind(model, load_config(model, limits.context_len)))
     run_config = replace(
         run_config,
@@ -199,7 +199,7 @@ def _read(
     return Setup(config, limits, tokenizer.tokenizer, run_config, memory, runtimes[0]), kinds
 
 
-def _drafts_itself(config: LocalEngineConfig, model: Path, max_len: int, runtime: str) -> bool:
+def drafts_itself(config: LocalEngineConfig, model: Path, max_len: int, runtime: str) -> bool:
     """Whether the target has a layer that drafts, and it is used."""
     is_used = config.mtp and config.draft is None and config.heads is None and runtime == OPENVINO
     return is_used and has_mtp(model, load_config(model, max_len))
