@@ -12,6 +12,8 @@ import pytest
 import torch
 from adapter_files import random_adapter, shapes_of, write_adapter
 from gguf_files import NET_FIELDS, NET_PARTS, few_fields, file_name, write_gguf
+from net_models import SIZES as NET_SIZES
+from net_models import tokens_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -31,28 +33,12 @@ from smartspec_py.engines.runtimes.openvino.weights import Compressed
 from smartspec_py.engines.runtimes.runner import OPENVINO, PYTORCH, RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
-from smartspec_testing.local import LocalSink, generate, serving
+from smartspec_testing.local import generate, serving
 
 CPU = torch.device("cpu")
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
-VOCAB = 2048
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 128,
-    "head_dim": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 256,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_num_value_heads": 2,
-    "linear_value_head_dim": 32,
-    "pad_token_id": 0,
-    "eos_token_id": 0,
-}
+SIZES = NET_SIZES | {"linear_num_value_heads": 2}
+VOCAB: int = SIZES["vocab_size"]
 OF_EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -139,11 +125,6 @@ def config_of(folder: Path, engine: dict[str, Any] | None = None, **limits: Any)
     few = {"max_sequences": 4, "max_draft_len": 9, "max_context_len": 512, "profile_s": 0.0}
     own = {"kind": "local", "device": "cpu", "num_threads": 1, "model": str(folder)}
     return ServerConfig.model_validate({"engine": own | (engine or {}), "limits": few | limits})
-
-
-def tokens_of(sinks: list[LocalSink]) -> list[list[int]]:
-    assert [sink.error for sink in sinks] == [None] * len(sinks)
-    return [sink.tokens for sink in sinks]
 
 
 def four_drafts(folder: Path, weights: str = "stored") -> torch.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import NET_FIELDS, NETS, few_fields, write_gguf
+from net_models import SIZES, tokens_of
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -37,29 +38,12 @@ from smartspec_py.engines.runtimes.openvino.states import States
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
-from smartspec_testing.local import LocalSink, generate, serving
+from smartspec_testing.local import generate, serving
 
 pytestmark = pytest.mark.slow  # so that they run beside the others
 
 CPU = torch.device("cpu")
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
-SIZES: dict[str, Any] = {
-    "vocab_size": 2048,
-    "hidden_size": 128,
-    "head_dim": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 256,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_num_value_heads": 4,
-    "linear_value_head_dim": 32,
-    "pad_token_id": 0,
-    "eos_token_id": 0,
-}
 LONG = "one two three four five six seven eight nine ten " * 12
 NUM = 6
 SAMPLINGS: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.2}]
@@ -109,11 +93,6 @@ def asked(num: int, **more: Any) -> list[GenerateParams]:
         )
         for n in range(num)
     ]
-
-
-def tokens_of(sinks: list[LocalSink]) -> list[list[int]]:
-    assert [sink.error for sink in sinks] == [None] * len(sinks)
-    return [sink.tokens for sink in sinks]
 
 
 def test_texts_do_not_depend_on_drafts(folder: Path) -> None:

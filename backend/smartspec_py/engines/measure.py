@@ -306,13 +306,15 @@ class _Target:
             for pass_, seconds in self._timer.best_s.items()
             if pass_.context_len == self._context_len
         }
-        row_s = 0.0
+
+        def context(rows: int, num: int) -> float:
+            return (context_s * rows + context_token_s * rows * (num - 1)) * self._context_len
+
+        row_s = _row_s(timed, context, most_rows=self._rows[-1])
 
         def cost(rows: int, num: int) -> float:
-            token_s = context_s + context_token_s * (num - 1)
-            return rows * (row_s + token_s * self._context_len)
+            return context(rows, num) + rows * row_s
 
-        row_s = _row_s(timed, cost, most_rows=self._rows[-1])
         sizes, free, _ = _by_size(timed, cost)
         grid = {}
         for rows in self._rows:
@@ -349,14 +351,14 @@ def _by_size(
     return sizes, [free for free, _ in means], [rows for _, rows in means]
 
 
-def _row_s(timed: Timed, cost: Callable[[int, int], float], most_rows: int) -> float:
+def _row_s(timed: Timed, context: Callable[[int, int], float], most_rows: int) -> float:
     """What each row costs beside its context, as with a recurrent state: the difference between the
     largest batch and passes of as many tokens with fewer rows. 0 if it is small, see ROWS_SHARE."""
-    batch_s = timed[most_rows, 1] - cost(most_rows, 1)
+    batch_s = timed[most_rows, 1] - context(most_rows, 1)
     others = {key: seconds for key, seconds in timed.items() if key != (most_rows, 1)}
     if not others:
         return 0.0
-    sizes, free, rows = _by_size(others, cost)
+    sizes, free, rows = _by_size(others, context)
     num_more = most_rows - interpolate(most_rows, sizes, rows)
     more_s = batch_s - interpolate(most_rows, sizes, free)
     return more_s / num_more if num_more > 0 and more_s > ROWS_SHARE * batch_s else 0.0
