@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from llguidance import LLMatcher
@@ -18,6 +18,7 @@ from smartspec_gateway.openai.formats.call_grammar import (
     calls_or_json,
 )
 from smartspec_gateway.openai.formats.calls import parameter_types
+from smartspec_gateway.openai.formats.reasoning import CHANNEL, THINK, Place, Start
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, ToolParser
 from smartspec_py.core.types import GuideType
@@ -211,6 +212,99 @@ def test_required_calls_in_xml(kind: str) -> None:
     assert found == [("find", {**FIND, "place": {"x": 3}}), ("now", {})]
 
 
+def gemma(arguments: str, name: str = "find") -> str:
+    return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_required_calls_of_gemma(kind: str) -> None:
+    grammar = call_grammar(FUNCTIONS, CallFormat.GEMMA, may_repeat=True)
+    text = gemma('n:null,place:{x:3},q:<|"|>a "b"\n<| {é<|"|>,unit:<|"|>km<|"|>')
+    plain = gemma("", "now")
+    assert follows(kind, grammar, text + plain)
+    assert not follows(kind, grammar, text.replace("km", "cm"))
+    assert not follows(kind, grammar, text.replace("x:3", "x:3.5"))
+    assert not follows(kind, grammar, text.replace("x:3", "y:3"))
+    assert not follows(kind, grammar, text.replace(',unit:<|"|>km<|"|>', ""))
+    assert not follows(kind, grammar, gemma("n:1", "now"))
+    types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
+    arguments = {"n": None, "place": {"x": 3}, "q": 'a "b"\n<| {é', "unit": "km"}
+    found = calls_of(ToolParser(types), text + plain)
+    assert found == [("find", arguments), ("now", {})]
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    either = calls_or_json(grammar, json.dumps(schema))
+    assert follows(kind, either, text)
+    assert follows(kind, either, '{"age": 3}')
+    assert not follows(kind, either, "I look.")
+
+
+TREE = {"properties": {"left": {"$ref": "#/$defs/T"}, "v": {"type": "integer"}}, "required": ["v"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "integer", "minimum": 1, "maximum": 20}, "x:20", "x:21"),
+        ({"type": ["number", "null"]}, "x:-1.5", "x:true"),
+        ({"type": "boolean"}, "x:true", "x:True"),
+        ({"const": {"a": ["é", 1.5, None]}}, 'x:{<|"|>a<|"|>:[<|"|>é<|"|>,1.5,null]}', "x:1"),
+        ({"enum": ["🌍", 2]}, 'x:<|"|>🌍<|"|>', "x:3"),
+        ({"type": "array", "items": {"type": "string"}}, 'x:[<|"|>a<|"|>,<|"|><|"|>]', "x:[1]"),
+        ({"type": "array", "items": {"type": "string"}}, "x:[]", 'x:["a"]'),
+        ({"type": "array", "minItems": 1, "maxItems": 2}, "x:[1,{a:[]}]", "x:[1,2,3]"),
+        ({"type": "array", "minItems": 1, "items": {"type": "null"}}, "x:[null]", "x:[]"),
+        ({"type": "array", "maxItems": 0}, "x:[]", "x:[1]"),
+        (
+            {"type": "array", "prefixItems": [{"type": "null"}, {}], "maxItems": 2},
+            "x:[null,1]",
+            "x:[1,1]",
+        ),
+        ({"type": "array", "prefixItems": [{}, {}], "items": False}, "x:[1,1]", "x:[1,1,1]"),
+        ({"anyOf": [{"type": "integer"}, NAMED]}, "x:{x:1}", "x:{y:1}"),
+        ({"type": "integer", "oneOf": [{"maximum": 3}, {"minimum": 20}]}, "x:22", "x:12"),
+        (
+            {"allOf": [NAMED, {"properties": {"y": {"type": "null"}}}]},
+            "x:{x:1,y:null}",
+            "x:{x:null}",
+        ),
+        ({"allOf": [{"$ref": "#/$defs/T"}], "title": "T"}, "x:{v:1}", "x:{v:null}"),
+        ({"$ref": "#/$defs/T"}, "x:{left:{left:{v:1},v:2},v:3}", "x:{left:{},v:3}"),
+        ({"$ref": "#/$defs/absent"}, "x:[{a:1}]", "x:a"),
+        ({"type": "object"}, "x:{any key:1}", "x:{:1}"),
+        (
+            {"type": "object", "additionalProperties": {"type": "null"}},
+            "x:{a:null,b:null}",
+            "x:{a:1}",
+        ),
+        (NAMED | {"additionalProperties": True}, "x:{x:1,y:[]}", "x:{x:null}"),
+        (NAMED | {"patternProperties": {"^y": {}}}, "x:{y:1}", "x:{x:null}"),
+        ({"properties": {"a:b": {}}, "required": ["a:b"]}, 'x:{<|"|>a:b<|"|>:1}', "x:{a:b:1}"),
+        ({"properties": {"a": {}, "B": {}, "c": {}}}, "x:{a:1,B:1,c:1}", "x:{B:1,a:1}"),
+        ({"properties": {"a": {}, "B": {}, "c": {}}}, "x:{c:1}", "x:{,c:1}"),
+        ({"properties": {"a": {}, "B": {}}, "required": ["B"]}, "x:{B:1}", "x:{a:1}"),
+        ({"required": ["y"]}, "x:{y:1,z:[]}", "x:a"),
+        ({"properties": [], "type": 5, "enum": 5, "required": "x"}, "x:{}", "x:a"),
+        (True, 'x:{a:[<|"|>b<|"|>]}', "x:a"),
+    ],
+)
+def test_schemas_in_the_form_of_gemma(schema: Any, right: str, wrong: str) -> None:
+    parameters = {"properties": {"x": schema}, "required": ["x"], "$defs": {"T": TREE}}
+    grammar = call_grammar([("find", parameters)], CallFormat.GEMMA, may_repeat=False)
+    assert follows("tokens", grammar, gemma(right))
+    assert not follows("tokens", grammar, gemma(wrong))
+    assert calls_of(ToolParser({"find": {}}), gemma(right))
+
+
+def test_a_deep_schema_in_the_form_of_gemma() -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(190):
+        schema = {"type": ["array", "null"], "items": schema}
+    parameters = {"properties": {"x": schema}}
+    grammar = call_grammar([("find", parameters)], CallFormat.GEMMA, may_repeat=False)
+    assert follows("tokens", grammar, gemma("x:[[[null]]]"))
+    assert not follows("tokens", grammar, gemma("x:[[[1]]]"))
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("call_format", TEXTS)
 def test_calls_or_json(kind: str, call_format: CallFormat) -> None:
@@ -250,7 +344,7 @@ def test_a_thought_ends(
         "ebnf_grammar" if is_tools else guide_kind,
         guide,
         "tools" if is_tools else "response_format",
-        is_inside,
+        Start(THINK, "inside" if is_inside else "before"),
         end_is_token,
     )
     assert lark_kind == "ebnf_grammar"
@@ -267,10 +361,22 @@ def test_a_thought_ends(
     assert found.is_accepting()
 
 
+def test_a_thought_of_gemma_ends() -> None:
+    calls = call_grammar(FUNCTIONS, CallFormat.GEMMA, may_repeat=False)
+    call = gemma("", "now")
+    for place, begin in (("before", "<|channel>thought"), ("inside", "")):
+        start = Start(CHANNEL, cast(Place, place))
+        for kind in TOKENIZERS:
+            _, lark = behind_reasoning("ebnf_grammar", calls, "tools", start, kind != "pieces")
+            assert follows(kind, lark, f"{begin}\nI call it.\n<channel|>{call}")
+            assert follows(kind, lark, call) is (place == "before")
+            assert not follows(kind, lark, f"{begin}\nI call it.\n<channel|>no")
+
+
 @pytest.mark.parametrize("pattern", ["a(?=b)", r"/\d(?!/)", "(?<=a)b", "(?<!a)b"])
 def test_look_around_behind_a_thought_is_named(pattern: str) -> None:
     """As in a grammar that begins the answer."""
-    _, lark = behind_reasoning("regex", pattern, "structured_outputs", False, True)
+    _, lark = behind_reasoning("regex", pattern, "structured_outputs", Start(THINK, "before"), True)
     for kind, guide in ((GuideType.REGEX, pattern), (GuideType.EBNF_GRAMMAR, lark)):
         with pytest.raises(GrammarError) as raised:
             grammar_text(kind, guide, AddedTokens(TOKENIZERS["tokens"].to_str()))

@@ -14,7 +14,15 @@ from standins import TINY, Echo, text_with
 from tokenizers import Tokenizer
 
 from smartspec_gateway.openai.formats.prompts import Prompts
-from smartspec_gateway.openai.formats.reasoning import ReasoningParser, ends_in_reasoning, is_open
+from smartspec_gateway.openai.formats.reasoning import (
+    CHANNEL,
+    THINK,
+    Marks,
+    Place,
+    ReasoningParser,
+    Start,
+    start_of,
+)
 from smartspec_py.core.types import GuideType
 from smartspec_py.engines.structured.compiler import GrammarCompiler
 
@@ -48,26 +56,68 @@ def test_the_split_is_the_same_for_all_parts(
 ) -> None:
     for size in (1, 2, 3, 100):
         parts = [text[at : at + size] for at in range(0, len(text), size)]
-        assert split(parts, is_inside) == expected, size
+        assert split(parts, Start(THINK, "inside" if is_inside else "before")) == expected, size
 
 
-def split(parts: Sequence[str], is_inside: bool) -> tuple[str, str]:
-    parser = ReasoningParser(is_inside)
+CALL = '<|tool_call>call:f{x:<|"|><|channel>thought<channel|> <|"|>}<tool_call|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "expected"),
+    [
+        ("<|channel>thought\na\n<channel|>b", "before", ("a\n", "b")),
+        ("\n<|channel>thought\n<channel|>\nb\n", "before", ("", "b\n")),
+        ("<|channel>thought<channel|>b", "before", ("", "b")),
+        ("b < c", "before", ("", "b < c")),
+        (" b", "after", ("", " b")),
+        ("a<channel|>b", "inside", ("a", "b")),
+        ("<|channel><|channel>thought\na<channel|>b", "before", ("a", "b")),
+        ("b<channel|>", "after", ("", "b")),
+        ("b<|channel>thought\n<channel|><channel|>", "after", ("", "b")),
+        ("b<|channel>thought\na<channel|>c<|channel>", "before", ("a", "bc")),
+        ("<|channel>thought\na", "before", ("a", "")),
+        ("<|channel>though", "before", ("", "though")),
+        (f"<|channel>thought\na<channel|>{CALL}<channel|>", "before", ("a", CALL)),
+        (CALL[:40], "after", ("", CALL[:40])),
+        ("<|tool_cal", "after", ("", "<|tool_cal")),
+    ],
+)
+def test_blocks_of_gemma_are_anywhere_outside_of_calls(
+    text: str, place: Place, expected: tuple[str, str]
+) -> None:
+    for size in (1, 2, 3, 100):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        assert split(parts, Start(CHANNEL, place)) == expected, size
+
+
+def split(parts: Sequence[str], start: Start) -> tuple[str, str]:
+    parser = ReasoningParser(start)
     found = [*map(parser.feed, parts), parser.feed("", is_end=True)]
     return "".join(one for one, _ in found), "".join(one for _, one in found)
 
 
 def test_what_is_certain_is_passed_on_at_once() -> None:
-    parser = ReasoningParser(is_inside=False)
+    parser = ReasoningParser(Start(THINK, "before"))
     found = [parser.feed(part) for part in ("<think>a", " b<", "c </th", "ink> d")]
     assert found == [("a", ""), (" b", ""), ("<c ", ""), ("", "d")]
 
 
-def test_ends_of_prompts() -> None:
-    assert ends_in_reasoning("<|assistant|><think>\n")
-    assert not ends_in_reasoning("<think>\n\n</think>\n\n")
-    assert is_open("<think>a")
-    assert not is_open("<think>a</think>b")
+@pytest.mark.parametrize(
+    ("marks", "prompt", "prefix", "place"),
+    [
+        (THINK, "<|assistant|>", "", "before"),
+        (THINK, "<|assistant|><think>\n", "", "inside"),
+        (THINK, "<think>\n\n</think>\n\n", "", None),
+        (THINK, "<think>a", "<think>a", "inside"),
+        (THINK, "<think>a</think>b", "<think>a</think>b", None),
+        (CHANNEL, "<|turn>model\n", "", "before"),
+        (CHANNEL, "<|channel>thought\n", "", "inside"),
+        (CHANNEL, "<|channel>thought\n<channel|>", "", "after"),
+        (CHANNEL, "Sure,", "Sure,", "after"),
+    ],
+)
+def test_ends_of_prompts(marks: Marks, prompt: str, prefix: str, place: Place | None) -> None:
+    assert start_of(marks, prompt, prefix) == (place and Start(marks, place))
 
 
 def client(folder: Path, model: Echo) -> Client:

@@ -44,6 +44,10 @@ def fenced(text: str, language: str = "json") -> str:
     return f"```{language}\n{text}\n```"
 
 
+def gemma(name: str, arguments: str = "") -> str:
+    return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
+
+
 TAGGED = {"text": "end it with </tool_call> please"}
 ROME: dict[str, Any] = {"city": "Rome}", "days": [1, {"a": "</tool"}]}
 TEXT = json.dumps(ROME)
@@ -184,6 +188,52 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
         [("find", {"n": "NaN"})],
     ),
     ("<function=find>\n<parameter=q>\nx", "<function=find>\n<parameter=q>\nx", []),
+    # As Gemma 4 writes calls.
+    (gemma("time"), "", [("time", {})]),
+    (gemma("time", '<|"|>a<|"|>:1,<|"|>b:c<|"|>:[]'), "", [("time", {"a": 1, "b:c": []})]),
+    (
+        "I look.\n" + gemma("time", 'zone:<|"|>é\n🌍<|"|>') + gemma("weather"),
+        "I look.\n",
+        [("time", {"zone": "é\n🌍"}), ("weather", {})],
+    ),
+    (
+        gemma("find", 'o:{a:[{b:<|"|>},"x\\,c:{<|"|>},[]],d:{}},q:<|"|><|"|>,my key:1'),
+        "",
+        [("find", {"o": {"a": [{"b": '},"x\\,c:{'}, []], "d": {}}, "q": "", "my key": 1})],
+    ),
+    (
+        gemma("find", "n:-7, b:true,s:null,any:[1.5e10,2.50,None,False]"),
+        "",
+        [("find", {"n": -7, "b": True, "s": None, "any": [1.5e10, 2.5, None, False]})],
+    ),
+    (
+        gemma("time", 'a:<|"|><tool_call|><|tool_call>call:time{}<|"|>,b:"x\\"y,"'),
+        "",
+        [("time", {"a": "<tool_call|><|tool_call>call:time{}", "b": 'x"y,'})],
+    ),
+    (f"{gemma('time')}\n{gemma('time')} x", "x", [("time", {}), ("time", {})]),
+    ("<|tool_call> call: time {}\n", "", [("time", {})]),
+    (gemma("time")[:-3] + gemma("weather"), gemma("time")[:-3], [("weather", {})]),
+    ("<|tool_call>call:time{}" + gemma("weather"), "", [("time", {}), ("weather", {})]),
+    *(
+        (text, text, [])
+        for text in (
+            gemma("other"),
+            gemma("time", "zone:Rome"),
+            gemma("time", "zone:1e999"),
+            gemma("time", 'zone:<|"|>Rome'),
+            gemma("time", "zone:[1"),
+            gemma("time", "1,2"),
+            gemma("time", "a:" * 3000),
+            gemma("time", "a:[" * 3000),
+            "<|tool_call>call:time<tool_call|> x",
+            "<|tool_call>time{}<tool_call|>",
+            "It begins with <|tool_call> and",
+            '<|tool_call>call:find{q:<|"|>x',
+            "<|tool_call>cal",
+            "a <|tool_cal",
+        )
+    ),
 ]
 
 
@@ -217,6 +267,11 @@ def test_content_is_not_held_back_for_long() -> None:
     assert parser.feed("The answer") == ["The answer"]
     assert parser.feed(" is <") == [" is "]
     assert parser.feed("b>.") == ["<b>."]
+
+
+def test_what_begins_as_a_call_of_gemma_is_not_held_back_for_long() -> None:
+    parser = ToolParser(TOOLS)
+    assert parser.feed("The mark <|tool_call> is") == ["The mark ", "<|tool_call>", " is"]
 
 
 def test_content_after_much_space_is_not_held_back() -> None:

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from smartspec_gateway.openai.apis.choices import text_of
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, call_grammar
+from smartspec_gateway.openai.formats.reasoning import THINK, Start
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.tools import ToolParser
 from smartspec_py.api.inputs import GenerateParams
@@ -74,7 +75,8 @@ def test_required_calls_are_the_same_with_every_policy(
 ) -> None:
     grammar = call_grammar([("find", SCHEMA)], call_format, may_repeat=False)
     if is_behind_thought:
-        grammar = behind_reasoning("ebnf_grammar", grammar, "tools", False, end_is_token=True)[1]
+        start = Start(THINK, "before")
+        grammar = behind_reasoning("ebnf_grammar", grammar, "tools", start, end_is_token=True)[1]
     guide = {"guide_type": GuideType.EBNF_GRAMMAR, "guide": grammar}
     first = GenerateParams("Call it:", 120, temperature=0.9, **guide)
     texts = []

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+GEMMA_MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
+"""What Gemma 4 writes calls and thoughts with. Its originals say that they are special."""
+
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *GEMMA_MARKS)
 """Text for all readers of answers, also where a tokenizer says that they are special."""
 
 OF_IMAGES = ("<image_soft_token>",)

@@ -28,7 +28,7 @@ class ChatWriter(ChoicesWriter):
     def _new_choice(self, found: Prepared, prompt: int) -> Choice:
         has_logs = found.wanted.num_top_log_probs is not None
         logs = OfChat(self._token_bytes) if has_logs else None
-        return Choice.of(found.wanted, found.is_in_reasoning, log_probs=logs)
+        return Choice.of(found.wanted, found.start, log_probs=logs)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         reasoning, parts = choice.take()

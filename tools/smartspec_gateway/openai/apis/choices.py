@@ -9,7 +9,7 @@ from typing import Any
 from smartspec_gateway.openai.apis.schema import Generation
 from smartspec_gateway.openai.formats.call_grammar import CallFormat
 from smartspec_gateway.openai.formats.calls import Tools
-from smartspec_gateway.openai.formats.reasoning import ReasoningParser
+from smartspec_gateway.openai.formats.reasoning import ReasoningParser, Start
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, Part, ToolParser
 from smartspec_gateway.openai.logprobs import LogProbs
 from smartspec_gateway.openai.model import Fields, Piece
@@ -53,10 +53,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt.
-    is_in_reasoning: None if the model has no reasoning blocks. own: what only the writer of its API
-    reads. ignored: unknown fields. max_tokens: if it is less than was asked for, or without a limit
-    less than the rest of the context."""
+    """A request to generate. model: the name in the answer. num_prompt: tokens, by prompt. start:
+    where the answers begin; None if they have no reasoning blocks. own: what only the writer of its
+    API reads. ignored: unknown fields. max_tokens: if it is less than was asked for, or without a
+    limit less than the rest of the context."""
 
     choices: list[Fields]
     wanted: Wanted
@@ -64,7 +64,7 @@ class Prepared:
     num_prompt: list[int]
     grammar_field: str
     stream: bool
-    is_in_reasoning: bool | None = None
+    start: Start | None = None
     own: Any = None
     ignored: Sequence[str] = ()
     max_tokens: int | None = None
@@ -99,11 +99,11 @@ class Choice:
     def of(
         cls,
         asked: Wanted,
-        is_in_reasoning: bool | None = None,
+        start: Start | None = None,
         echo: str = "",
         log_probs: LogProbs | None = None,
     ) -> Choice:
-        """A choice of this request. is_in_reasoning: None if the model has no reasoning blocks."""
+        """A choice of this request. start: None if it has no reasoning blocks."""
         parser: ToolParser | ForcedCallParser | None = None
         max_calls = MANY
         if asked.forced_format in (CallFormat.HERMES, CallFormat.LLAMA):
@@ -114,7 +114,7 @@ class Choice:
         return cls(
             parser,
             max_calls,
-            None if is_in_reasoning is None else ReasoningParser(is_in_reasoning),
+            None if start is None else ReasoningParser(start),
             echo,
             log_probs,
         )

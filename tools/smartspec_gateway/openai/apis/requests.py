@@ -24,7 +24,7 @@ from smartspec_gateway.openai.apis.schema import MAX_CHOICES, Generation
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong
 from smartspec_gateway.openai.formats.call_grammar import call_grammar, calls_or_json
 from smartspec_gateway.openai.formats.prompts import Prompts
-from smartspec_gateway.openai.formats.reasoning import END, ends_in_reasoning, is_open
+from smartspec_gateway.openai.formats.reasoning import Start, start_of
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.special_names import CUT, num_characters
 from smartspec_gateway.openai.model import Fields, PromptTokens
@@ -71,10 +71,9 @@ class Requests:
     def of_chat(self, asked: ChatRequest, **more: Any) -> Prepared:
         """Raises ApiError, as what follows does. more: other fields of the result."""
         self.check_chat(asked)
-        tokens, is_in_reasoning = self.chat_prompt(asked.messages, asked)
-        choices = self.choices(asked, "messages", [tokens], is_in_reasoning)
-        sizes = [len(tokens)]
-        return self.prepared(asked, choices, sizes, is_in_reasoning=is_in_reasoning, **more)
+        tokens, start = self.chat_prompt(asked.messages, asked)
+        choices = self.choices(asked, "messages", [tokens], start)
+        return self.prepared(asked, choices, [len(tokens)], start=start, **more)
 
     def prepared(
         self, asked: Generation, choices: list[Fields], num_prompt: list[int], **more: Any
@@ -113,8 +112,8 @@ class Requests:
 
     def chat_prompt(
         self, messages: Sequence[Message], asked: ChatPrompt
-    ) -> tuple[list[int], bool | None]:
-        """The tokens, and whether they end in a reasoning block; None if the answer has none."""
+    ) -> tuple[list[int], Start | None]:
+        """The tokens, and where the answer begins; None if it has no reasoning blocks."""
         _check_continued(messages, asked)
         given = [message.for_template() for message in messages]
         variables = asked.variables
@@ -128,27 +127,25 @@ class Requests:
             most = self.context_len - 1
             got = f"{num_parts} tokens or more"
             raise self._too_long("messages", got, f"{most} tokens", num_parts)
-        may_reason = self.prompts.has_reasoning and not text.rstrip().endswith(END)
-        begins = ends_in_reasoning(text) if may_reason else None
-        if may_reason and asked.continue_final_message and (prefix := messages[-1].text):
-            begins = is_open(prefix) or None
-        return self.prompts.encode_chat(text), begins
+        marks = self.prompts.reasoning_marks
+        prefix = messages[-1].text if asked.continue_final_message else ""
+        start = start_of(marks, text, prefix) if marks else None
+        return self.prompts.encode_chat(text), start
 
     def choices(
         self,
         asked: Generation,
         field: str,
         prompts: Sequence[list[int]],
-        is_in_reasoning: bool | None = None,
+        start: Start | None = None,
     ) -> list[Fields]:
-        """The fields of each choice. field: the one with the prompts. is_in_reasoning: see
-        `chat_prompt`."""
+        """The fields of each choice. field: the one with the prompts. start: see `chat_prompt`."""
         if not prompts or not all(prompts):
             raise ApiError(400, f"{field}: must have at least one token", field)
         if len(prompts) * asked.n > MAX_CHOICES:
             message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
             raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
-        shared = {**self._shared(asked), **self._grammar(asked, is_in_reasoning)}
+        shared = {**self._shared(asked), **self._grammar(asked, start)}
         choices: list[Fields] = []
         for prompt in prompts:
             own = {
@@ -217,7 +214,7 @@ class Requests:
             raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
         return shared
 
-    def _grammar(self, asked: Generation, is_in_reasoning: bool | None) -> Fields:
+    def _grammar(self, asked: Generation, start: Start | None) -> Fields:
         """The fields of the grammar, if there is one."""
         grammars = asked.grammars
         if isinstance(asked, ChatRequest) and (calls := self._call_grammars(asked)):
@@ -230,9 +227,9 @@ class Requests:
             if (num_bytes := len(text.encode())) > MAX_GUIDE_BYTES:
                 message = f"{field}: got {num_bytes} bytes, must be at most {MAX_GUIDE_BYTES} bytes"
                 raise ApiError(400, message, field)
-            if is_in_reasoning is not None:
-                is_token = self.prompts.is_token(END)
-                kind, text = behind_reasoning(kind, text, field, is_in_reasoning, is_token)
+            if start and start.place != "after":
+                is_token = self.prompts.is_token(start.marks.end)
+                kind, text = behind_reasoning(kind, text, field, start, is_token)
             return {"guided_decoding_guide_type": kind, "guided_decoding_guide": text}
         return {}
 

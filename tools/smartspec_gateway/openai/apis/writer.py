@@ -183,7 +183,7 @@ class ItemWriter(Writer):
     """Whether an answer without text has an item."""
 
     def __init__(self, found: Prepared, count: Count) -> None:
-        self._choice = Choice.of(found.wanted, found.is_in_reasoning)
+        self._choice = Choice.of(found.wanted, found.start)
         super().__init__(found, [self._choice], count)
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None

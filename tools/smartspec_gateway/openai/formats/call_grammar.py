@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
+from smartspec_gateway.openai.formats import gemma, gemma_grammar
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
 from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END, LIST_MARKS
@@ -28,6 +29,7 @@ arguments: people write schemas of tools for models that no grammar restricts.""
 class CallFormat(Enum):
     """How a model writes tool calls; see `smartspec_gateway.openai.formats.tools`."""
 
+    GEMMA = auto()
     HERMES = auto()
     LIST = auto()
     LLAMA = auto()
@@ -37,6 +39,8 @@ class CallFormat(Enum):
 def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
     """What a chat template asks for. of_tools: its way of `Ways`. If it does not know tools, this
     server asks for Hermes."""
+    if f"{gemma.BEGIN}{gemma.CALL}" in template:
+        return CallFormat.GEMMA
     if FUNCTION in template:
         return CallFormat.QWEN_XML
     if of_tools is in_text or BEGIN in template:
@@ -48,6 +52,11 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
 Function = tuple[str, Mapping[str, Any] | None]
 """The name of a function, and the JSON schema of its parameters. Without one it has none."""
 
+SEPARATORS = {CallFormat.LLAMA: "; ", CallFormat.LIST: ", ", CallFormat.GEMMA: ""}
+"""Between two calls. Those of other formats have a line each."""
+
+SHARED_RULES = {CallFormat.QWEN_XML: VALUE, CallFormat.GEMMA: gemma_grammar.SHARED}
+
 OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
 """Keys of an object in a schema that say what else it may have."""
 
@@ -55,9 +64,10 @@ OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
 def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_repeat: bool) -> str:
     """A Lark grammar of one call of these functions, or of several."""
     functions = list(functions)
-    separator = {CallFormat.LLAMA: "; ", CallFormat.LIST: ", "}.get(call_format, "\n")
+    separator = SEPARATORS.get(call_format, "\n")
     names = " | ".join(f"call{number}" for number in range(len(functions)))
-    more = f" ({_text(separator)} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
+    next_call = f"{_text(separator)} call" if separator else "call"
+    more = f" ({next_call}){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
     calls = f"call{more}"
     if call_format is CallFormat.LIST:
         calls = f'"[" {calls} "]"'
@@ -67,9 +77,11 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         schema = {**_closed(known), "type": "object"}
         if call_format is CallFormat.QWEN_XML:
             rules += _xml_rules(number, name, schema)
+        elif call_format is CallFormat.GEMMA:
+            rules += gemma_grammar.CallRules(number, name, schema, ARGUMENTS_STYLE).rules
         else:
             rules += _json_rules(number, name, schema, call_format)
-    return "\n".join(rules + ([VALUE] if call_format is CallFormat.QWEN_XML else []))
+    return "\n".join([*rules, *filter(None, [SHARED_RULES.get(call_format)])])
 
 
 def calls_or_json(calls: str, schema: str) -> str:

@@ -15,12 +15,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.formats import histories, reasoning
+from smartspec_gateway.openai.formats import histories
 from smartspec_gateway.openai.formats.call_grammar import CallFormat, format_of
+from smartspec_gateway.openai.formats.reasoning import marks_in
 from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
-from smartspec_gateway.openai.formats.tool_ways import Tools, ways_of
+from smartspec_gateway.openai.formats.tool_ways import Tools, joined, ways_of
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
-from smartspec_py.engines.tokenizer_file import num_token_ids, read_tokenizer
+from smartspec_py.engines.tokenizer_file import GEMMA_MARKS, num_token_ids, read_tokenizer
 from smartspec_py.faults import shown
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
@@ -66,11 +67,13 @@ class Prompts:
         self._num_tokens = num_token_ids(self._tokenizer)
         config = _json(folder / "tokenizer_config.json")
         self._templates = _templates(folder, config, chat_template)
-        self.has_reasoning = any(reasoning.END in each for each in self._templates.values())
-        """Whether answers to chats may begin with a reasoning block."""
+        self.reasoning_marks = marks_in("".join(self._templates.values()))
+        """Of reasoning blocks in answers to chats; None if there are none."""
+
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token: one.content for token, one in added.items() if one.special}
-        self._special_names = SpecialNames(special.values())
+        marks = {one.content for one in added.values() if one.content in GEMMA_MARKS}
+        self._special_names = SpecialNames({*special.values(), *marks})
         self.special_tokens = frozenset(special)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._special = {name: _content(config.get(name)) for name in names if config.get(name)}
@@ -111,6 +114,7 @@ class Prompts:
         is_system = all(message["role"] in histories.SYSTEM for message in messages)
         if is_system and cut(messages[-1]["content"]).strip() not in prompt:
             prompt = self._rendered(template, histories.with_user(messages), tools, **more)
+        prompt = joined(prompt)
         begin = self._special.get("bos_token")
         if begin and self._begin_tokens and prompt.startswith(begin):
             prompt = prompt[len(begin) :]  # the tokenizer adds it

@@ -1,68 +1,127 @@
 """Splits generated text into reasoning and the rest, as it arrives.
 
 A reasoning block is `<think>..</think>` at the beginning of the text. The prompt may contain its
-`<think>`. Whitespace before the reasoning and before the rest is dropped. A text that is cut inside
-its block is only reasoning.
+`<think>`. Gemma 4 writes `<|channel>thought..<channel|>`, also behind other text, and sometimes
+leaves marks without a block, which are dropped. Whitespace before the reasoning and before the rest
+is dropped. A text that is cut inside its block is only reasoning.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Literal, NamedTuple
 
+from smartspec_gateway.openai.formats import gemma
 from smartspec_gateway.openai.formats.tools import overlap
 
-BEGIN, END = "<think>", "</think>"
+
+class Marks(NamedTuple):
+    """What a block begins and ends with. strays: marks without a block; with them, blocks may be
+    anywhere outside of tool calls."""
+
+    begin: str
+    end: str
+    strays: re.Pattern[str] | None = None
 
 
-def ends_in_reasoning(prompt: str) -> bool:
-    """Whether the text after this prompt begins inside of a block."""
-    return prompt.rstrip().endswith(BEGIN)
+THINK = Marks("<think>", "</think>")
+CHANNEL = Marks("<|channel>thought", "<channel|>", re.compile(r"<\|channel>|<channel\|>"))
+
+Place = Literal["before", "inside", "after", "call"]
+"""Of a text: before a block, inside of it, after it, or inside of a tool call after it."""
 
 
-def is_open(text: str) -> bool:
-    """Whether this beginning of an answer ends inside of a block."""
-    return text.rfind(BEGIN) > text.rfind(END)
+class Start(NamedTuple):
+    """Where an answer begins."""
+
+    marks: Marks
+    place: Place
+
+
+def marks_in(template: str) -> Marks | None:
+    """Those that a chat template knows."""
+    return next((marks for marks in (THINK, CHANNEL) if marks.end in template), None)
+
+
+def start_of(marks: Marks, prompt: str, prefix: str = "") -> Start | None:
+    """Where the text after this prompt begins; None if no mark can follow. prefix: the beginning of
+    the answer that the prompt ends with."""
+    end = prompt.rstrip()
+    place: Place = "before"
+    if end.endswith(marks.end):
+        place = "after"
+    elif prefix:
+        place = "inside" if prefix.rfind(marks.begin) > prefix.rfind(marks.end) else "after"
+    elif end.endswith(marks.begin):
+        place = "inside"
+    return None if place == "after" and not marks.strays else Start(marks, place)
 
 
 class ReasoningParser:
     """Splits one text."""
 
-    def __init__(self, is_inside: bool) -> None:
-        self._place: Literal["before", "inside", "after"] = "inside" if is_inside else "before"
+    def __init__(self, start: Start) -> None:
+        self._marks, self._place = start
         self._left = ""
-        self._is_at_start = True
+        self._is_at_start = start.place in ("before", "inside")
         """No character of this place but whitespace has come."""
 
     def feed(self, text: str, is_end: bool = False) -> tuple[str, str]:
         """The reasoning and the rest that are certain after this part of the text."""
         self._left += text
-        reasoning = ""
-        if self._place == "before":
-            self._find_begin(is_end)
-        if self._place == "inside":
-            reasoning = self._until_end(is_end)
-        return reasoning, self._taken(len(self._left)) if self._place == "after" else ""
+        reasoning, rest, last = "", "", None
+        while last != self._place:
+            last = self._place
+            if last == "before":
+                self._find_begin(is_end)
+            elif last == "inside":
+                reasoning += self._until(self._marks.end, is_end)
+            elif last == "after":
+                rest += self._until_block(is_end)
+            else:
+                rest += self._until(gemma.END, is_end)
+        return reasoning, rest
 
     def _find_begin(self, is_end: bool) -> None:
-        start = self._left.lstrip()
-        if start.startswith(BEGIN):
-            self._place, self._left = "inside", start[len(BEGIN) :]
-        elif is_end or not BEGIN.startswith(start):
+        start, begin = self._left.lstrip(), self._marks.begin
+        if start.startswith(begin):
+            self._place, self._left = "inside", start[len(begin) :]
+        elif is_end or not begin.startswith(start):
             self._place, self._is_at_start = "after", False
 
-    def _until_end(self, is_end: bool) -> str:
-        at = self._left.find(END)
-        is_over = at >= 0
-        if not is_over:
-            at = len(self._left) - (0 if is_end else overlap(self._left, END))
-        found = self._taken(at)
-        if is_over:
-            self._place, self._left, self._is_at_start = "after", self._left[len(END) :], True
+    def _until(self, mark: str, is_end: bool) -> str:
+        """The text before the mark that ends a block, or with that which ends a call."""
+        at = self._left.find(mark)
+        if at < 0:
+            return self._taken(len(self._left) - (0 if is_end else overlap(self._left, mark)))
+        is_block, self._place = self._place == "inside", "after"
+        found = self._taken(at if is_block else at + len(mark))
+        if is_block:
+            self._left, self._is_at_start = self._left[len(mark) :], True
         return found
 
-    def _taken(self, size: int) -> str:
-        """Takes so many characters, and returns them without whitespace at the start."""
+    def _until_block(self, is_end: bool) -> str:
+        """The rest, up to where another block or a call begins."""
+        if self._marks.strays is None:
+            return self._taken(len(self._left))
+        begins: dict[str, Place] = {self._marks.begin: "inside", gemma.BEGIN: "call"}
+        found = [(self._left.find(mark), mark) for mark in begins if mark in self._left]
+        if not found:
+            marks = (*begins, self._marks.end)
+            held = 0 if is_end else max(overlap(self._left, mark) for mark in marks)
+            return self._taken(len(self._left) - held, self._marks.strays)
+        at, mark = min(found)
+        rest = self._taken(at, self._marks.strays)
+        self._place = begins[mark]
+        if self._place == "inside":
+            self._left, self._is_at_start = self._left[len(mark) :], True
+        return rest
+
+    def _taken(self, size: int, dropped: re.Pattern[str] | None = None) -> str:
+        """Takes so many characters, and returns them without marks to drop and without whitespace
+        at the start."""
         found, self._left = self._left[:size], self._left[size:]
+        found = dropped.sub("", found) if dropped else found
         found = found.lstrip() if self._is_at_start else found
         self._is_at_start &= not found
         return found

@@ -7,32 +7,32 @@ import re
 from typing import Any
 
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.formats.reasoning import BEGIN, END
+from smartspec_gateway.openai.formats.reasoning import Start
 from smartspec_py.constants import JSON_STYLE, lark_text
 
 ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
-REASONING = f"""block[suffix={json.dumps(END)}]: /(?s:.*)/
-SPACE: /[ \\n]{{0,2}}/"""
-"""A block up to its end, which is text."""
+REASONING = r"""block[suffix=END]: /(?s:.*)/
+SPACE: /[ \n]{0,2}/"""
+"""A block up to its end, which is text. END is a place for the mark."""
 
 BY_TEXT = "reasoning: block SPACE"
-BY_TOKEN = f"""reasoning: (THOUGHT {json.dumps(END)} | block) SPACE
+BY_TOKEN = """reasoning: (THOUGHT END | block) SPACE
 THOUGHT: /(?s:.*)/"""
 """The end is a token of the model, which no text contains. Models rarely write it in pieces."""
 
 
 def behind_reasoning(
-    kind: str, text: str, field: str, is_inside: bool, end_is_token: bool
+    kind: str, text: str, field: str, start: Start, end_is_token: bool
 ) -> tuple[str, str]:
     """The type and the text of the grammar of a whole answer.
 
-    is_inside: whether the prompt ends inside of a reasoning block. If not, the answer may begin
-    with one. end_is_token: whether the tokenizer has the end of a block as one token. Raises
-    ApiError.
+    start: inside of a reasoning block, or before one, with which the answer may begin.
+    end_is_token: whether the tokenizer has the end of a block as one token. Raises ApiError.
     """
-    block = "reasoning" if is_inside else f"({json.dumps(BEGIN)} reasoning)?"
-    reasoning = f"{BY_TOKEN if end_is_token else BY_TEXT}\n{REASONING}"
+    begin, end = json.dumps(start.marks.begin), json.dumps(start.marks.end)
+    block = "reasoning" if start.place == "inside" else f"({begin} reasoning)?"
+    reasoning = f"{BY_TOKEN if end_is_token else BY_TEXT}\n{REASONING}".replace("END", end)
     return "ebnf_grammar", f"start: {block} answer\n{reasoning}\n{_answer(kind, text, field)}"
 
 

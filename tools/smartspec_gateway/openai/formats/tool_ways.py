@@ -10,6 +10,7 @@ of Llama 3 show only the call of such a message.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -63,6 +64,15 @@ ANSWER = {"role": "assistant", "content": "probe"}
 DEVELOPER = {"role": "developer", "content": PROBE_TEXT}
 SHOWN = ("probe_call", "probe_value", "probe_result")
 
+BESIDE = "\ufdd1"
+"""Around a text that belongs to the calls of the next message. Unicode reserves this character for
+use inside programs."""
+
+TWO_MESSAGES = re.compile(
+    rf"(?:(?<=<tool_response\|>)<\|turn>model\n)?{BESIDE}([^{BESIDE}]*){BESIDE}"
+    rf"<turn\|>\n(?:<\|turn>model\n)?(<\|channel>thought\n[^{BESIDE}]*?<channel\|>)?"
+)
+
 
 class Ways(NamedTuple):
     """How one template is told."""
@@ -96,7 +106,8 @@ def ways_of(template: str, render: Render) -> Ways:
         found = _tried(render, *of_tools(way(messages), [PROBE_TOOL]))
         return all(word in found for word in (*SHOWN, text))
 
-    tried = product((PROBE_TEXT, ""), CALL_WAYS)
+    own_ways = (results_in_calls,) if "tool_responses" in template else ()
+    tried = product((PROBE_TEXT, ""), (*own_ways, *CALL_WAYS))
     of_calls = next((way for text, way in tried if shows_calls(way, text)), calls_in_text)
     # Many write any role as it is, and the model does not know it.
     shows_developer = PROBE_TEXT in _tried(render, [DEVELOPER, USER], ())
@@ -149,6 +160,49 @@ def calls_without_content(messages: Messages) -> Messages:
             found.append({"role": "assistant", "content": message["content"]})
         found.append({**message, "content": None})
     return found
+
+
+def results_in_calls(messages: Messages) -> Messages:
+    """As Gemma 4's templates want them: a message of calls has their results, too, and the answer
+    that follows. They write the text of such a message behind the results, so a text that the
+    model wrote before its calls gets a message of its own, up to `joined`."""
+    found: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        before = found[-1] if found else {}
+        calls, results = before.get("tool_calls", ()), before.get("tool_responses", [])
+        is_last = place == len(messages) - 1
+        if message["role"] == "tool" and calls:
+            results = [*results, _result(message, calls, len(results))]
+            before["tool_responses"] = sorted(results, key=lambda result: result["call"])
+        elif message.get("tool_calls"):
+            if text := message["content"]:
+                found.append({"role": "assistant", "content": f"{BESIDE}{text}{BESIDE}"})
+            found.append({**message, "content": ""})
+        elif message["role"] == "assistant" and results and not (before["content"] or is_last):
+            before["content"] = message["content"]
+        else:
+            found.append({**message})
+    return found
+
+
+def _result(
+    message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], place: int
+) -> dict[str, Any]:
+    """The result of a call, which it names by its id, or else has the same place as."""
+    ids = [call.get("id") for call in calls]
+    wanted = message.get("tool_call_id")
+    is_named = wanted is not None and wanted in ids
+    place = ids.index(wanted) if is_named else min(place, len(calls) - 1)
+    name = calls[place]["function"]["name"]
+    return {"call": place, "name": name, "response": message["content"]}
+
+
+def joined(prompt: str) -> str:
+    """The prompt, where a text of `results_in_calls` is in one message with its calls, and behind
+    their thought."""
+    if BESIDE not in prompt:
+        return prompt
+    return TWO_MESSAGES.sub(r"\2\1", prompt).replace(BESIDE, "")
 
 
 def arguments_as_text(messages: Messages) -> Messages:

@@ -8,6 +8,7 @@
   more of them, with `;` between
 - Mistral, Phi-4-mini and Granite 3: the text is a list of such objects, maybe after `[TOOL_CALLS]`,
   `functools` or `<|tool_call|>`
+- Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
 - GLM-4 and Mistral since 2025: the text is `NAME{..}`, maybe with a line break or `[ARGS]` between
 
 A call is passed on when it is complete. Text that is not a call of a given tool is content, so
@@ -20,6 +21,7 @@ import re
 from itertools import product
 from typing import Any
 
+from smartspec_gateway.openai.formats import gemma
 from smartspec_gateway.openai.formats.calls import (
     ObjectEnd,
     Tools,
@@ -31,6 +33,9 @@ from smartspec_gateway.openai.formats.calls import (
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
+ANYWHERE = (BEGIN, FUNCTION, gemma.BEGIN)
+"""What begins a call anywhere in a text."""
+
 FENCE = "```"
 LIST_MARKS = ("[TOOL_CALLS]", "<|tool_call|>")
 MARKS = ("<|python_tag|>", *LIST_MARKS, "functools")
@@ -77,6 +82,7 @@ class ToolParser:
         self._closing = ""  # what may follow the last call
         self._skipped = ""  # characters to drop between two calls
         self._object = ObjectEnd()
+        self._gemma_end = gemma.CallEnd()
         self._num_scanned = 0
         """Characters of `_left` that are known not to end a function."""
 
@@ -108,6 +114,8 @@ class ToolParser:
             return None
         if self._left.startswith(BEGIN):
             return self._tagged(is_end)
+        if self._left.startswith(gemma.BEGIN):
+            return self._gemma(is_end)
         if self._left.startswith(FUNCTION):
             return self._function(0, is_end)
         if fence := FENCED.match(self._left):
@@ -150,6 +158,19 @@ class ToolParser:
         if not is_end and FUNCTION.startswith(rest):
             return None
         return self._content(len(BEGIN))
+
+    def _gemma(self, is_end: bool) -> list[Part] | None:
+        """What follows the mark of Gemma 4."""
+        rest = self._left[len(gemma.BEGIN) :].lstrip(SPACE)
+        if not rest.startswith(gemma.CALL) and (is_end or not gemma.CALL.startswith(rest)):
+            return self._content(len(gemma.BEGIN))
+        ends = self._gemma_end.read(self._left)
+        if ends is None and not is_end:
+            return None
+        self._gemma_end = gemma.CallEnd()
+        end_of_arguments, end = ends or (len(self._left), len(self._left))
+        calls = gemma.gemma_calls(self._left[:end_of_arguments], self._tools)
+        return self._called(calls, end, "")
 
     def _json(
         self,
@@ -224,7 +245,7 @@ class ToolParser:
 
     def _other(self, is_end: bool) -> list[Part] | None:
         """Content up to where a call may begin. None if it is not known yet."""
-        begins = [self._left.find(mark) for mark in (BEGIN, FUNCTION)]
+        begins = [self._left.find(mark) for mark in ANYWHERE]
         fence = FENCED.search(self._left)
         begins += [fence.start()] if fence else []
         at = min((begin for begin in begins if begin >= 0), default=-1)
@@ -234,7 +255,7 @@ class ToolParser:
 
     def _num_certain(self) -> int:
         """Leading characters of `_left` in which no call can begin."""
-        held = max(overlap(self._left, BEGIN), overlap(self._left, FUNCTION))
+        held = max(overlap(self._left, mark) for mark in ANYWHERE)
         fence = BEGINS_FENCE.search(self._left)
         certain = len(self._left) - held
         return min(certain, fence.start()) if fence else certain
