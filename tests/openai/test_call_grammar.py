@@ -44,8 +44,10 @@ FIND = {"q": "a < b", "unit": "km"}
 TEXTS = {
     CallFormat.HERMES: '<tool_call>\n{"name": "find", "arguments": %s}\n</tool_call>',
     CallFormat.LLAMA: '{"name": "find", "parameters": %s}',
-    CallFormat.LIST: '{"name": "find", "arguments": %s}',
+    CallFormat.LIST: '[{"name": "find", "arguments": %s}]',
+    CallFormat.MISTRAL: "[TOOL_CALLS]find[ARGS]%s",
 }
+SEPARATORS = {CallFormat.LLAMA: "; ", CallFormat.HERMES: "\n", CallFormat.LIST: ", "}
 XML = (
     "<tool_call>\n<function=find>\n<parameter=q>\na < b\n</parameter>\n<parameter=unit>\nkm\n"
     '</parameter>\n<parameter=place>\n{"x": 3}\n</parameter>\n</function>\n</tool_call>'
@@ -101,17 +103,27 @@ def calls_of(parser: ToolParser | ForcedCallParser, text: str) -> list[tuple[str
 def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
     grammar = call_grammar(FUNCTIONS, call_format, may_repeat=True)
     text = TEXTS[call_format] % json.dumps(FIND)
-    separator = {CallFormat.LLAMA: "; ", CallFormat.LIST: ", "}.get(call_format, "\n")
-    twice = f"{text}{separator}{text}"
+    twice = text + SEPARATORS.get(call_format, "") + text
     if call_format is CallFormat.LIST:
-        text, twice = f"[{text}]", f"[{twice}]"
+        twice = twice.replace("], [", ", ")
     assert follows(kind, grammar, text)
     assert follows(kind, grammar, twice)
     assert not follows(kind, grammar, text.replace("find", "other"))
     assert not follows(kind, grammar, text.replace('"km"', '"cm"'))
     types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
-    for parser in (ForcedCallParser(), ToolParser(types)):
-        assert calls_of(parser, twice) == [("find", FIND)] * 2
+    assert calls_of(ToolParser(types), twice) == [("find", FIND)] * 2
+    if call_format in (CallFormat.HERMES, CallFormat.LLAMA):
+        assert calls_of(ForcedCallParser(), twice) == [("find", FIND)] * 2
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_required_calls_may_have_identifiers(kind: str) -> None:
+    grammar = call_grammar(FUNCTIONS, CallFormat.MISTRAL, may_repeat=True)
+    text = f"[TOOL_CALLS]find[CALL_ID]aB3456789[ARGS]{json.dumps(FIND)}"
+    assert follows(kind, grammar, 2 * text)
+    assert not follows(kind, grammar, text.replace("aB3", ""))
+    types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
+    assert calls_of(ToolParser(types), 2 * text) == [("find", FIND)] * 2
 
 
 @pytest.mark.parametrize("call_format", TEXTS)
@@ -120,7 +132,6 @@ def test_function_without_parameters(call_format: CallFormat) -> None:
     grammar = call_grammar([("now", None), ("here", {})], call_format, may_repeat=False)
     for name in ("now", "here"):
         text = TEXTS[call_format].replace("find", name)
-        text = f"[{text}]" if call_format is CallFormat.LIST else text
         assert follows("pieces", grammar, text % "{}")
         assert not follows("pieces", grammar, text % '{"city": "Paris"}')
 
@@ -313,7 +324,6 @@ def test_calls_or_json(kind: str, call_format: CallFormat) -> None:
     calls = call_grammar(FUNCTIONS, call_format, may_repeat=True)
     grammar = calls_or_json(calls, json.dumps(schema))
     text = TEXTS[call_format] % json.dumps(FIND)
-    text = f"[{text}]" if call_format is CallFormat.LIST else text
     assert follows(kind, grammar, text)
     assert follows(kind, grammar, '{"age": 3}')
     assert not follows(kind, grammar, '{"age": "x"}')

@@ -40,6 +40,11 @@ def llama(name: str, arguments: str) -> str:
     return f'{{"name": "{name}", "parameters": {arguments}}}'
 
 
+def mistral(name: str, arguments: str, call_id: str = "") -> str:
+    call_id = f"[CALL_ID]{call_id}" if call_id else ""
+    return f"[TOOL_CALLS]{name}{call_id}[ARGS]{arguments}"
+
+
 def fenced(text: str, language: str = "json") -> str:
     return f"```{language}\n{text}\n```"
 
@@ -177,7 +182,41 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
     (f"<function=time>\n{TEXT}\n</function> x", "x", [("time", ROME)]),
     (f"weather\n{TEXT}", "", [("weather", ROME)]),
     (f"weather{TEXT}\ntime{{}}", "", [("weather", ROME), ("time", {})]),
-    (f"[TOOL_CALLS]weather[ARGS]{TEXT}", "", [("weather", ROME)]),
+    # As Mistral since 2025.
+    (mistral("weather", TEXT), "", [("weather", ROME)]),
+    (
+        f"\n{mistral('weather', TEXT, 'aB3456789')}{mistral('time', '{}', '000000000')}",
+        "",
+        [("weather", ROME), ("time", {})],
+    ),
+    (
+        f"I look.\n{mistral('time', '{}')}\n{mistral('weather', TEXT)} So.",
+        "I look.\nSo.",
+        [("time", {}), ("weather", ROME)],
+    ),
+    (
+        f"I look. [TOOL_CALLS] [{hermes_json('time', '{}')}]",
+        "I look. ",
+        [("time", {})],
+    ),
+    (
+        mistral("time", "{}") + mistral("other", "{}", "000000000"),
+        mistral("other", "{}", "000000000"),
+        [("time", {})],
+    ),
+    *(
+        (text, text, [])
+        for text in (
+            mistral("time", TEXT)[:-1],
+            mistral("time", "[1]"),
+            mistral("time", "5"),
+            "[TOOL_CALLS]time[CALL_ID]",
+            "[TOOL_CALLS]time and more",
+            "The mark [TOOL_CALLS] is",
+            "[TOOL_CA",
+            "a [TOOL_CA",
+        )
+    ),
     ("weather {is} fine", "weather {is} fine", []),
     ("weather is fine", "weather is fine", []),
     # Numbers that JSON does not have.

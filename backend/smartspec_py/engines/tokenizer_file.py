@@ -9,9 +9,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 GEMMA_MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
-"""What Gemma 4 writes calls and thoughts with. Its originals say that they are special."""
+SPECIAL_MARKS = (*GEMMA_MARKS, "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+"""What Gemma 4 and Mistral write calls and thoughts with. Their tokenizers say that these are
+special."""
 
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *GEMMA_MARKS)
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *SPECIAL_MARKS)
 """Text for all readers of answers, also where a tokenizer says that they are special."""
 
 OF_IMAGES = ("<image_soft_token>",)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.formats import gemma, gemma_grammar
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
-from smartspec_gateway.openai.formats.tools import BEGIN, END, FUNCTION, FUNCTION_END, LIST_MARKS
+from smartspec_gateway.openai.formats.tools import (
+    ARGS,
+    BEGIN,
+    CALL_ID,
+    CLOSINGS,
+    END,
+    FUNCTION,
+    FUNCTION_END,
+    MISTRAL,
+)
 from smartspec_py.constants import JSON_STYLE, LOOK_AROUND
 
 MAX_CALLS = 16
@@ -33,6 +42,7 @@ class CallFormat(Enum):
     HERMES = auto()
     LIST = auto()
     LLAMA = auto()
+    MISTRAL = auto()
     QWEN_XML = auto()
 
 
@@ -45,15 +55,40 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
         return CallFormat.QWEN_XML
     if of_tools is in_text or BEGIN in template:
         return CallFormat.HERMES
-    is_list = of_tools is in_system_message or any(mark in template for mark in LIST_MARKS)
+    if ARGS in template:
+        return CallFormat.MISTRAL
+    is_list = of_tools is in_system_message or any(mark in template for mark in CLOSINGS)
     return CallFormat.LIST if is_list else CallFormat.LLAMA
 
 
 Function = tuple[str, Mapping[str, Any] | None]
 """The name of a function, and the JSON schema of its parameters. Without one it has none."""
 
-SEPARATORS = {CallFormat.LLAMA: "; ", CallFormat.LIST: ", ", CallFormat.GEMMA: ""}
-"""Between two calls. Those of other formats have a line each."""
+
+class Form(NamedTuple):
+    """What is around arguments in JSON, in Lark. NAME is a place for the function's name. What is
+    before them is in parts as JSON has them, so that a text that begins as JSON can become either.
+    """
+
+    before: str = ""
+    after: str = '"}"'
+    separator: str = '", "'
+    begin: str = ""
+    end: str = ""
+
+
+def _named(key: str) -> str:
+    return rf'"\"name\"" ": " "\"NAME\"" ", " "\"{key}\"" ": "'
+
+
+FORMS = {
+    CallFormat.GEMMA: Form(separator=""),
+    CallFormat.HERMES: Form(rf'"{BEGIN}\n{{" {_named("arguments")}', rf'"}}\n{END}"', r'"\n"'),
+    CallFormat.LIST: Form(f'"{{" {_named("arguments")}', begin='"["', end='"]"'),
+    CallFormat.LLAMA: Form(f'"{{" {_named("parameters")}', separator='"; "'),
+    CallFormat.MISTRAL: Form(f'"{MISTRAL}NAME" ("{CALL_ID}" /[a-zA-Z0-9]{{9}}/)? "{ARGS}"', "", ""),
+    CallFormat.QWEN_XML: Form(separator=r'"\n"'),
+}
 
 SHARED_RULES = {CallFormat.QWEN_XML: VALUE, CallFormat.GEMMA: gemma_grammar.SHARED}
 
@@ -63,15 +98,10 @@ OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
 
 def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_repeat: bool) -> str:
     """A Lark grammar of one call of these functions, or of several."""
-    functions = list(functions)
-    separator = SEPARATORS.get(call_format, "\n")
+    functions, form = list(functions), FORMS[call_format]
     names = " | ".join(f"call{number}" for number in range(len(functions)))
-    next_call = f"{_text(separator)} call" if separator else "call"
-    more = f" ({next_call}){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
-    calls = f"call{more}"
-    if call_format is CallFormat.LIST:
-        calls = f'"[" {calls} "]"'
-    rules = [f"start: {calls}", f"call: {names}"]
+    more = f"({form.separator} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
+    rules = [f"start: {form.begin} call {more} {form.end}", f"call: {names}"]
     for number, (name, parameters) in enumerate(functions):
         known = _without_look_around(parameters or {"properties": {}})
         schema = {**_closed(known), "type": "object"}
@@ -80,7 +110,11 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         elif call_format is CallFormat.GEMMA:
             rules += gemma_grammar.CallRules(number, name, schema, ARGUMENTS_STYLE).rules
         else:
-            rules += _json_rules(number, name, schema, call_format)
+            before = form.before.replace("NAME", _text(name)[1:-1])
+            rules += [
+                f"call{number}: {before} arguments{number} {form.after}",
+                f"arguments{number}: {_json(schema, ARGUMENTS_STYLE)}",
+            ]
     return "\n".join([*rules, *filter(None, [SHARED_RULES.get(call_format)])])
 
 
@@ -135,18 +169,6 @@ def _closed_part(part: Any) -> Any:
     if has_names and named.keys() >= {*map(str, required)} and not OPENS & part.keys():
         found["additionalProperties"] = False
     return found
-
-
-def _json_rules(
-    number: int, name: str, schema: dict[str, Any], call_format: CallFormat
-) -> Iterator[str]:
-    is_hermes = call_format is CallFormat.HERMES
-    begin, end = (f"{BEGIN}\n{{", f"}}\n{END}") if is_hermes else ("{", "}")
-    key = "parameters" if call_format is CallFormat.LLAMA else "arguments"
-    # In parts as JSON has them, so that a text that begins as JSON can become either.
-    head = (begin, '"name"', ": ", f'"{name}"', ", ", f'"{key}"', ": ")
-    yield f"call{number}: {' '.join(map(_text, head))} arguments{number} {_text(end)}"
-    yield f"arguments{number}: {_json(schema, ARGUMENTS_STYLE)}"
 
 
 def _xml_rules(number: int, name: str, schema: dict[str, Any]) -> Iterator[str]:

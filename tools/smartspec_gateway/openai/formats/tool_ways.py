@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.formats.tools import BEGIN, END
+from smartspec_gateway.openai.formats.tools import BEGIN, CALL_ID, END, MISTRAL
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -68,6 +68,7 @@ BESIDE = "\ufdd1"
 """Around a text that belongs to the calls of the next message. Unicode reserves this character for
 use inside programs."""
 
+MARK_AND_TEXT = re.compile(rf"({re.escape(MISTRAL)}){BESIDE}([^{BESIDE}]*){BESIDE}")
 TWO_MESSAGES = re.compile(
     rf"(?:(?<=<tool_response\|>)<\|turn>model\n)?{BESIDE}([^{BESIDE}]*){BESIDE}"
     rf"<turn\|>\n(?:<\|turn>model\n)?(<\|channel>thought\n[^{BESIDE}]*?<channel\|>)?"
@@ -107,7 +108,8 @@ def ways_of(template: str, render: Render) -> Ways:
         return all(word in found for word in (*SHOWN, text))
 
     own_ways = (results_in_calls,) if "tool_responses" in template else ()
-    tried = product((PROBE_TEXT, ""), (*own_ways, *CALL_WAYS))
+    more_ways = (text_in_name,) if CALL_ID in template else ()
+    tried = product((PROBE_TEXT, ""), (*own_ways, *CALL_WAYS, *more_ways))
     of_calls = next((way for text, way in tried if shows_calls(way, text)), calls_in_text)
     # Many write any role as it is, and the model does not know it.
     shows_developer = PROBE_TEXT in _tried(render, [DEVELOPER, USER], ())
@@ -162,6 +164,20 @@ def calls_without_content(messages: Messages) -> Messages:
     return found
 
 
+def text_in_name(messages: Messages) -> Messages:
+    """For Mistral Small 3.2's template, which leaves out a text beside calls, and refuses a message
+    of its own for it: the text begins the name of the first call, up to `joined`."""
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls") and (text := message["content"]):
+            first, *others = message["tool_calls"]
+            function = first["function"]
+            named = {**function, "name": f"{BESIDE}{text}{BESIDE}{function['name']}"}
+            message = {**message, "tool_calls": [{**first, "function": named}, *others]}
+        found.append(message)
+    return found
+
+
 def results_in_calls(messages: Messages) -> Messages:
     """As Gemma 4's templates want them: a message of calls has their results, too, and the answer
     that follows. They write the text of such a message behind the results, so a text that the
@@ -199,9 +215,10 @@ def _result(
 
 def joined(prompt: str) -> str:
     """The prompt, where a text of `results_in_calls` is in one message with its calls, and behind
-    their thought."""
+    their thought, and one of `text_in_name` before its calls."""
     if BESIDE not in prompt:
         return prompt
+    prompt = MARK_AND_TEXT.sub(r"\2\1", prompt)
     return TWO_MESSAGES.sub(r"\2\1", prompt).replace(BESIDE, "")
 
 

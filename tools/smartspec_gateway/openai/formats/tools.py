@@ -6,10 +6,11 @@
 - Qwen2.5-Coder: the JSON object in a fence, ```` ```json ````
 - Llama 3: the text is `{"name": .., "parameters": {..}}`, maybe after `<|python_tag|>`, and maybe
   more of them, with `;` between
-- Mistral, Phi-4-mini and Granite 3: the text is a list of such objects, maybe after `[TOOL_CALLS]`,
-  `functools` or `<|tool_call|>`
+- Phi-4-mini: the text is a list of such objects, maybe after `functools`
+- Mistral and Granite 3: such a list, maybe after `[TOOL_CALLS]` or `<|tool_call|>` anywhere
+- Mistral since 2025: `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{..}` anywhere, maybe without the id
 - Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
-- GLM-4 and Mistral since 2025: the text is `NAME{..}`, maybe with a line break or `[ARGS]` between
+- GLM-4: the text is `NAME{..}`, maybe with a line break between
 
 A call is passed on when it is complete. Text that is not a call of a given tool is content, so
 nothing is lost. A call ends where its JSON ends: a text in its arguments may contain the marks.
@@ -32,16 +33,27 @@ from smartspec_gateway.openai.formats.calls import (
 )
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+MISTRAL = "[TOOL_CALLS]"
+CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
-ANYWHERE = (BEGIN, FUNCTION, gemma.BEGIN)
+
+CLOSINGS: dict[str, tuple[str, ...]] = {
+    BEGIN: (END,),
+    MISTRAL: (),
+    "<|tool_call|>": (),
+}
+"""What may follow calls that begin with these marks, in its order."""
+
+ANYWHERE = (*CLOSINGS, FUNCTION, gemma.BEGIN)
 """What begins a call anywhere in a text."""
 
 FENCE = "```"
-LIST_MARKS = ("[TOOL_CALLS]", "<|tool_call|>")
-MARKS = ("<|python_tag|>", *LIST_MARKS, "functools")
+MARKS = ("<|python_tag|>", "functools")
 """What may be before calls at the beginning of a text."""
 
-ARGS = "[ARGS]"
+MOST_HEAD = 256
+"""Characters between a mark and the arguments of a call."""
+
 SPACE = " \t\r\n"
 
 HEADER = re.compile(r'\{"name": "([^"]+)", "(?:arguments|parameters)": ')
@@ -67,19 +79,18 @@ class ToolParser:
         self._tools = tools
         self._left = ""
         self._is_begin = True  # as long as there was no content
-        names, marks = ("|".join(map(re.escape, words)) for words in (tools, MARKS))
+        names, marks, call_id, args = (
+            "|".join(map(re.escape, words)) for words in (tools, MARKS, [CALL_ID], [ARGS])
+        )
         names = names or "(?!)"
-        named = rf"(?P<name>{names})\s*(?:{re.escape(ARGS)}\s*)?(?=\{{)"
+        named = rf"(?P<name>{names})\s*+(?:{call_id}\s*+\w+\s*+)?(?:{args}\s*+)?(?=\{{)"
+        self._named = re.compile(named)
         self._head = re.compile(rf"\s*+(?P<mark>{marks})?\s*+(?:{named}|(?=[\[{{]))")
-        self._heads = [
-            f"{mark}{name}{args}"
-            for mark in ("", *MARKS)
-            for name, args in (("", ""), *product(tools, ("", ARGS)))
-        ]
+        self._heads = [*CLOSINGS, *map("".join, product(("", *MARKS), ("", *tools)))]
         """What a text of calls may begin with, without spaces, besides JSON."""
         self._most_head = 2 * max(map(len, self._heads))
         """Characters of a text that tell whether it begins with one."""
-        self._closing = ""  # what may follow the last call
+        self._closings: tuple[str, ...] = ()  # what may follow the last call
         self._skipped = ""  # characters to drop between two calls
         self._object = ObjectEnd()
         self._gemma_end = gemma.CallEnd()
@@ -103,30 +114,32 @@ class ToolParser:
 
     def _next(self, is_end: bool) -> list[Part] | None:
         """The next calls or content. None if it is not known yet, or at the end."""
-        if self._closing:
+        if self._closings:
             start = len(self._left) - len(self._left.lstrip(SPACE))
-            if self._closing == END and self._left.startswith("{", start):
-                return self._json(start, END, is_end)  # the next one between the same marks
+            if self._closings == (END,) and self._left.startswith("{", start):
+                return self._json(start, (END,), is_end, True)  # the next one, between same marks
             if not self._closed(is_end):
                 return None
         self._left = self._left.lstrip(self._skipped)
         if not self._left:
             return None
-        if self._left.startswith(BEGIN):
-            return self._tagged(is_end)
+        start = len(self._left) - len(self._left.lstrip(SPACE)) if self._is_begin else 0
+        for mark in CLOSINGS:
+            if self._left.startswith(mark, start):
+                return self._tagged(start + len(mark), CLOSINGS[mark], is_end)
         if self._left.startswith(gemma.BEGIN):
             return self._gemma(is_end)
         if self._left.startswith(FUNCTION):
-            return self._function(0, is_end)
+            return self._function(0, (END,), is_end)
         if fence := FENCED.match(self._left):
-            return self._json(fence.end(), FENCE, is_end)
+            return self._json(fence.end(), (FENCE,), is_end)
         if self._is_begin:
             is_reading = self._object.num_read > 0  # JSON, so the head is known
             if not (is_end or is_reading) and self._may_be_head():
                 return None
             if head := self._head.match(self._left):
                 is_marked = head["mark"] is not None
-                return self._json(head.end(), "", is_end, is_marked, head["name"])
+                return self._json(head.end(), (), is_end, is_marked, head["name"])
         return self._other(is_end)
 
     def _may_be_head(self) -> bool:
@@ -137,27 +150,32 @@ class ToolParser:
     def _closed(self, is_end: bool) -> bool:
         """Drop what closes the last call, which models sometimes leave out. False if it may still
         come."""
-        rest = self._left.lstrip(SPACE)
-        if rest.startswith(self._closing):
-            self._left = rest[len(self._closing) :]
-        elif self._closing.startswith(rest):
-            if not is_end:
-                return False
-            self._left = ""  # the text was cut
-        self._closing = ""
+        while self._closings:
+            closing, *others = self._closings
+            rest = self._left.lstrip(SPACE)
+            if rest.startswith(closing):
+                self._left = rest[len(closing) :]
+            elif closing.startswith(rest):
+                if not is_end:
+                    return False
+                self._left = ""  # the text was cut
+            self._closings = tuple(others)
         return True
 
-    def _tagged(self, is_end: bool) -> list[Part] | None:
-        """What follows BEGIN."""
-        start = len(self._left) - len(self._left[len(BEGIN) :].lstrip(SPACE))
-        rest = self._left[start:]
-        if rest.startswith(("{", "[")):
-            return self._json(start, END, is_end)
-        if rest.startswith(FUNCTION):
-            return self._function(start, is_end)
-        if not is_end and FUNCTION.startswith(rest):
-            return None
-        return self._content(len(BEGIN))
+    def _tagged(self, at: int, closings: tuple[str, ...], is_end: bool) -> list[Part] | None:
+        """What follows a mark, which ends at this place."""
+        start = len(self._left) - len(self._left[at:].lstrip(SPACE))
+        if self._left.startswith(("{", "["), start):
+            return self._json(start, closings, is_end, True)
+        if self._left.startswith(FUNCTION, start):
+            return self._function(start, closings, is_end)
+        if named := self._named.match(self._left, start):
+            return self._json(named.end(), closings, is_end, name=named["name"])
+        rest = self._left[start : start + MOST_HEAD]
+        may_be_call = len(rest) < MOST_HEAD and any(
+            word.startswith(rest) or rest.startswith(word) for word in (FUNCTION, *self._tools)
+        )
+        return None if may_be_call and not is_end else self._content(at)
 
     def _gemma(self, is_end: bool) -> list[Part] | None:
         """What follows the mark of Gemma 4."""
@@ -170,19 +188,19 @@ class ToolParser:
         self._gemma_end = gemma.CallEnd()
         end_of_arguments, end = ends or (len(self._left), len(self._left))
         calls = gemma.gemma_calls(self._left[:end_of_arguments], self._tools)
-        return self._called(calls, end, "")
+        return self._called(calls, end, ())
 
     def _json(
         self,
         start: int,
-        closing: str,
+        closings: tuple[str, ...],
         is_end: bool,
         is_marked: bool = False,
         name: str | None = None,
     ) -> list[Part] | None:
-        """The object or list at `start`; None while it is not complete. closing: what may follow a
-        call. is_marked: whether it is known to be calls. name: of the function whose arguments it
-        is."""
+        """The object or list at `start`; None while it is not complete. closings: what may follow
+        a call. is_marked: whether it is known to be calls. name: of the function whose arguments
+        it is."""
         size = self._object.read(self._left, start)
         if size is None:
             num_read, is_broken = self._object.num_read, self._object.is_broken
@@ -195,10 +213,10 @@ class ToolParser:
         if name is not None:
             calls = named_calls(name, text)
         else:
-            calls = json_calls(text, self._tools, is_marked or closing == END)
-        return self._called(calls, start + size, closing)
+            calls = json_calls(text, self._tools, is_marked)
+        return self._called(calls, start + size, closings)
 
-    def _function(self, start: int, is_end: bool) -> list[Part] | None:
+    def _function(self, start: int, closings: tuple[str, ...], is_end: bool) -> list[Part] | None:
         """The function at `start`, as Qwen3-Coder writes it; None while it is not complete."""
         header = FUNCTION_NAME.match(self._left, start)
         if header is None or header[1] not in self._tools:
@@ -208,14 +226,14 @@ class ToolParser:
             return self._content(start + len(FUNCTION))
         start = len(self._left) - len(self._left[header.end() :].lstrip(SPACE))
         if self._left.startswith("{", start):
-            return self._json(start, FUNCTION_END, is_end, name=header[1])
+            return self._json(start, (FUNCTION_END, *closings), is_end, name=header[1])
         at = self._end_of_function(header.end())
         if at is None:
             return self._content(len(self._left)) if is_end else None
         self._num_scanned = 0
         body = self._left[header.end() : at]
         call = xml_call(header[1], body, self._tools)
-        return self._called([call], at + len(FUNCTION_END), END)
+        return self._called([call], at + len(FUNCTION_END), closings)
 
     def _end_of_function(self, start: int) -> int | None:
         """Where FUNCTION_END is that follows the last parameter. A value may contain it."""
@@ -229,18 +247,20 @@ class ToolParser:
         self._num_scanned = max(0, len(self._left) - len(FUNCTION_END))
         return None
 
-    def _called(self, calls: list[dict[str, Any]], end: int, closing: str) -> list[Part]:
+    def _called(
+        self, calls: list[dict[str, Any]], end: int, closings: tuple[str, ...]
+    ) -> list[Part]:
         """The text up to `end`, which is these calls, or content."""
         if not calls:
             return self._content(end)
         self._left = self._left[end:]
-        self._closing, self._skipped = closing, f"{SPACE};"
+        self._closings, self._skipped = closings, f"{SPACE};"
         return [*calls]
 
     def _content(self, size: int) -> list[Part]:
         content, self._left = self._left[:size], self._left[size:]
         self._is_begin &= not content.strip(SPACE)
-        self._closing = self._skipped = ""
+        self._closings, self._skipped = (), ""
         return [content]
 
     def _other(self, is_end: bool) -> list[Part] | None:
