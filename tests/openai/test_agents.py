@@ -132,6 +132,27 @@ def test_no_effort_is_no_thinking(tmp_path: Path, path: str, effort: str) -> Non
     assert prompts.decode(model.asked[0]["input_ids"]) == f"Hello!{shown}"
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"reasoning_effort": "none"}, "0"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "0"),
+        ({"chat_template_kwargs": {"thinking": False, "thinking_budget": 5}}, "5"),
+        ({"chat_template_kwargs": {"thinking": True}}, ""),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}}, ""),
+    ],
+)
+def test_no_thinking_is_a_budget_of_none(
+    tmp_path: Path, fields: dict[str, Any], shown: str
+) -> None:
+    """As Seed-OSS's template knows it."""
+    (tmp_path / "chat.jinja").write_text(TEMPLATE.replace("VARIABLE", "thinking_budget"))
+    prompts, model = Prompts(TINY, tmp_path / "chat.jinja"), Echo()
+    body = {"messages": HELLO, **fields}
+    assert http(model, prompts).post(CHAT, json=body).status_code == 200
+    assert prompts.decode(model.asked[0]["input_ids"]) == f"Hello!{shown}"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "name"), LIMITS)
 def test_a_limit_above_what_is_left_is_an_upper_bound(path: str, name: str, stream: bool) -> None:

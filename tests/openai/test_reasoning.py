@@ -15,12 +15,14 @@ from tokenizers import Tokenizer
 
 from smartspec_gateway.openai.formats.prompts import Prompts
 from smartspec_gateway.openai.formats.reasoning import (
+    ALL_MARKS,
     CHANNEL,
     THINK,
     Marks,
     Place,
     ReasoningParser,
     Start,
+    marks_in,
     start_of,
 )
 from smartspec_py.core.types import GuideType
@@ -88,6 +90,23 @@ def test_blocks_of_gemma_are_anywhere_outside_of_calls(
     for size in (1, 2, 3, 100):
         parts = [text[at : at + size] for at in range(0, len(text), size)]
         assert split(parts, Start(CHANNEL, place)) == expected, size
+
+
+@pytest.mark.parametrize("marks", ALL_MARKS, ids=lambda marks: marks.begin)
+def test_blocks_of_all_models_are_split(marks: Marks) -> None:
+    assert marks_in(f"{{{{ '{marks.begin}' + thought + '{marks.end}' }}}}") is marks
+    begin, end = marks[:2]
+    for prompt, text, expected in (
+        ("[model]", f"{begin}a < b{end}\nc [", ("a < b", "c [")),
+        (f"[model]{begin}\n", f"a < b{end}\nc [", ("a < b", "c [")),
+        ("[model]", f"{begin}a{end[:-1]}", (f"a{end[:-1]}", "")),
+        ("[model]", "c [", ("", "c [")),
+    ):
+        start = start_of(marks, prompt)
+        assert start is not None
+        for size in (1, 3, 100):
+            parts = [text[at : at + size] for at in range(0, len(text), size)]
+            assert split(parts, start) == expected, (text, size)
 
 
 def split(parts: Sequence[str], start: Start) -> tuple[str, str]:

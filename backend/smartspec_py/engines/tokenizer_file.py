@@ -9,9 +9,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 GEMMA_MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
-SPECIAL_MARKS = (*GEMMA_MARKS, "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-"""What Gemma 4 and Mistral write calls and thoughts with. Their tokenizers say that these are
-special."""
+SPECIAL_MARKS = (
+    *GEMMA_MARKS,
+    *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
+    *("<seed:think>", "</seed:think>"),
+)
+"""What Gemma 4, Mistral and Seed-OSS write calls and thoughts with. Their tokenizers say that most
+of these are special."""
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *SPECIAL_MARKS)
 """Text for all readers of answers, also where a tokenizer says that they are special."""

@@ -34,6 +34,9 @@ THINKING = ("enable_thinking", "thinking")
 """Names that chat templates have for whether the model thinks: Qwen's and GLM's, and those of
 DeepSeek and Granite."""
 
+BUDGET = "thinking_budget"
+"""Tokens that the model may think in, in the templates of Seed-OSS. With 0 it does not think."""
+
 
 class TextPart(Body):
     """Other keys have no effect, such as `cache_control`."""
@@ -166,6 +169,11 @@ class Message(Body):
         return found | ({"content": self.text} if has_text else {})
 
 
+def thinking(setting: Any) -> dict[str, Any]:
+    """Variables of chat templates for whether the model thinks."""
+    return dict.fromkeys(THINKING, setting) | ({} if setting else {BUDGET: 0})
+
+
 def text_parts(content: Any) -> Any:
     """The content of a message, of a text or of parts that another API has."""
     if isinstance(content, str):
@@ -283,10 +291,10 @@ class ChatPrompt(Body):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """For the chat template. A setting of thinking has both of its names."""
+        """For the chat template. A setting of thinking has all of its names."""
         given = self.chat_template_kwargs or {}
         settings = [given[name] for name in THINKING if name in given]
-        return {**dict.fromkeys(THINKING, settings[0]), **given} if settings else given
+        return thinking(settings[0]) | given if settings else given
 
     @property
     def usable_tools(self) -> list[Tool]:
@@ -349,8 +357,9 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
 
     @property
     def variables(self) -> dict[str, Any]:
-        is_off = self.reasoning_effort == "none"
-        return (dict.fromkeys(THINKING, False) if is_off else {}) | super().variables
+        given = super().variables
+        is_off = self.reasoning_effort == "none" and not any(name in given for name in THINKING)
+        return thinking(False) | given if is_off else given
 
     @property
     def num_top_log_probs(self) -> int | None:

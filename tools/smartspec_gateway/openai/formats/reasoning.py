@@ -1,9 +1,10 @@
 """Splits generated text into reasoning and the rest, as it arrives.
 
 A reasoning block is `<think>..</think>` at the beginning of the text. The prompt may contain its
-`<think>`. Gemma 4 writes `<|channel>thought..<channel|>`, also behind other text, and sometimes
-leaves marks without a block, which are dropped. Whitespace before the reasoning and before the rest
-is dropped. A text that is cut inside its block is only reasoning.
+`<think>`. Mistral writes `[THINK]..[/THINK]`, and Seed-OSS `<seed:think>..</seed:think>`. Gemma 4
+writes `<|channel>thought..<channel|>`, also behind other text, and sometimes leaves marks without a
+block, which are dropped. Whitespace before the reasoning and before the rest is dropped. A text
+that is cut inside its block is only reasoning.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ class Marks(NamedTuple):
 THINK = Marks("<think>", "</think>")
 CHANNEL = Marks("<|channel>thought", "<channel|>", re.compile(r"<\|channel>|<channel\|>"))
 
+ALL_MARKS = (
+    THINK,
+    CHANNEL,
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<seed:think>", "</seed:think>"),
+)
+
 Place = Literal["before", "inside", "after", "call"]
 """Of a text: before a block, inside of it, after it, or inside of a tool call after it."""
 
@@ -40,7 +48,7 @@ class Start(NamedTuple):
 
 def marks_in(template: str) -> Marks | None:
     """Those that a chat template knows."""
-    return next((marks for marks in (THINK, CHANNEL) if marks.end in template), None)
+    return next((marks for marks in ALL_MARKS if marks.end in template), None)
 
 
 def start_of(marks: Marks, prompt: str, prefix: str = "") -> Start | None:
