@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -212,14 +213,24 @@ def test_schemas_that_a_grammar_cannot_express(
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_required_calls_in_xml(kind: str) -> None:
-    grammar = call_grammar(FUNCTIONS, CallFormat.QWEN_XML, may_repeat=True)
-    plain = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
-    assert follows(kind, grammar, f"{XML}\n{plain}")
-    assert not follows(kind, grammar, XML.replace("\nkm\n", "\ncm\n"))
-    assert not follows(kind, grammar, XML.replace('{"x": 3}', "3"))
+@pytest.mark.parametrize(
+    ("call_format", "xml"),
+    [
+        (CallFormat.QWEN_XML, XML),
+        (
+            CallFormat.SEED_XML,
+            re.sub(r"(<parameter=\w+>)\n(.*)\n", r"\1\2", XML).replace("tool_", "seed:tool_"),
+        ),
+    ],
+)
+def test_required_calls_in_xml(kind: str, call_format: CallFormat, xml: str) -> None:
+    grammar = call_grammar(FUNCTIONS, call_format, may_repeat=True)
+    plain = re.sub("find.*\n</function", "now>\n</function", xml, flags=re.DOTALL)
+    assert follows(kind, grammar, f"{xml}\n{plain}")
+    assert not follows(kind, grammar, xml.replace("km", "cm"))
+    assert not follows(kind, grammar, xml.replace('{"x": 3}', "3"))
     types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
-    found = calls_of(ToolParser(types), f"{XML}\n{plain}")
+    found = calls_of(ToolParser(types), f"{xml}\n{plain}")
     assert found == [("find", {**FIND, "place": {"x": 3}}), ("now", {})]
 
 

@@ -36,6 +36,14 @@ MISTRAL = """{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}TEX
 {%- else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"""
 
 
+SEED = """{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ '\n' }}<seed:tool_call>
+<function={{ c.function.name }}>
+{% for key, value in c.function.arguments.items() %}<parameter={{ key }}>{{ value }}</parameter>
+{% endfor %}</function>
+</seed:tool_call>{% endfor %}{% endfor %}"""
+
+
 class Case(NamedTuple):
     """template: as that of a model. shown: two calls, each with PLACE, as it shows them, and as the
     model writes them."""
@@ -56,6 +64,15 @@ CASES = {
         CallFormat.MISTRAL,
         ALTERNATES + MISTRAL.replace("TEXT", "{{ m.content }}").replace("ID", ""),
         '[TOOL_CALLS]weather[ARGS]{"place": "Rome"}[TOOL_CALLS]weather[ARGS]{"place": "Oslo"}',
+    ),
+    "Seed-OSS": Case(
+        CallFormat.SEED_XML,
+        SEED,
+        "\n".join(
+            f"<seed:tool_call>\n<function=weather>\n<parameter=place>{place}</parameter>\n"
+            "</function>\n</seed:tool_call>"
+            for place in ("Rome", "Oslo")
+        ),
     ),
 }
 
@@ -130,8 +147,8 @@ def test_a_required_call_has_the_form_of_the_model(tmp_path: Path, case: Case) -
     assert choice["message"]["content"] is None
     check([call["function"] for call in choice["message"]["tool_calls"]])
     guide = model.asked[0]["guided_decoding_guide"]
-    begin = case.shown[: case.shown.index("weather")]
-    assert begin.strip() in guide.replace('\\"', '"').replace('" "', "")
+    begin = case.shown[: case.shown.index("weather")].replace("\n", "\\n")
+    assert begin in guide.replace('\\"', '"').replace('" "', "")
 
 
 def test_marks_are_text_of_the_model_and_never_of_a_client(tmp_path: Path) -> None:

@@ -156,6 +156,20 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("time", {}), ("time", {})],
     ),
+    # As Seed-OSS.
+    (
+        "I look.\n<seed:tool_call>\n<function=find>\n<parameter=q>a\nb </parameter> c\n"
+        "</parameter>\n<parameter=n>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+        "<function=time>\n</function>\n</seed:tool_call>",
+        "I look.\n",
+        [("find", {"q": "a\nb </parameter> c\n", "n": 3}), ("time", {})],
+    ),
+    (
+        "<seed:tool_call><function=time></function><function=time></function></seed:tool_call> x",
+        "x",
+        [("time", {}), ("time", {})],
+    ),
+    ("<seed:tool_call>\nfind", "<seed:tool_call>\nfind", []),
     ("<function=other>x</function>", "<function=other>x</function>", []),
     ("a <function b", "a <function b", []),
     # As Mistral, Phi-4-mini, Granite 3, Llama 3.1 and GLM-4 write calls.

@@ -12,7 +12,7 @@ GEMMA_MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|
 SPECIAL_MARKS = (
     *GEMMA_MARKS,
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
-    *("<seed:think>", "</seed:think>"),
+    *("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
 )
 """What Gemma 4, Mistral and Seed-OSS write calls and thoughts with. Their tokenizers say that most
 of these are special."""

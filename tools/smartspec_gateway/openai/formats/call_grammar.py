@@ -19,16 +19,13 @@ from smartspec_gateway.openai.formats.tools import (
     FUNCTION,
     FUNCTION_END,
     MISTRAL,
+    SEED,
+    SEED_END,
 )
 from smartspec_py.constants import JSON_STYLE, LOOK_AROUND
 
 MAX_CALLS = 16
 """Calls of one answer that must call. Small models repeat themselves until the context is full."""
-
-END_OF_VALUE = "\n</parameter>\n"
-VALUE = f"value[suffix={json.dumps(END_OF_VALUE)}]: /(?s:.*)/"
-"""A text that is a parameter of Qwen3-Coder's format."""
-
 
 ARGUMENTS_STYLE = JSON_STYLE | {"lenient": True, "coerce_one_of": True}
 """What a grammar cannot express, such as `uniqueItems` of a set of Pydantic, does not restrict
@@ -44,6 +41,7 @@ class CallFormat(Enum):
     LLAMA = auto()
     MISTRAL = auto()
     QWEN_XML = auto()
+    SEED_XML = auto()
 
 
 def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
@@ -52,7 +50,7 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
     if f"{gemma.BEGIN}{gemma.CALL}" in template:
         return CallFormat.GEMMA
     if FUNCTION in template:
-        return CallFormat.QWEN_XML
+        return CallFormat.SEED_XML if SEED in template else CallFormat.QWEN_XML
     if of_tools is in_text or BEGIN in template:
         return CallFormat.HERMES
     if ARGS in template:
@@ -66,19 +64,26 @@ Function = tuple[str, Mapping[str, Any] | None]
 
 
 class Form(NamedTuple):
-    """What is around arguments in JSON, in Lark. NAME is a place for the function's name. What is
-    before them is in parts as JSON has them, so that a text that begins as JSON can become either.
-    """
+    """What is around the arguments of a call, between calls and around all calls, in Lark. NAME is
+    a place for the function's name. What is before arguments in JSON is in parts as JSON has them,
+    so that a text that begins as JSON can become either. padding: around each parameter, if the
+    arguments are in XML, and None if they are JSON."""
 
     before: str = ""
     after: str = '"}"'
     separator: str = '", "'
     begin: str = ""
     end: str = ""
+    padding: str | None = None
 
 
 def _named(key: str) -> str:
     return rf'"\"name\"" ": " "\"NAME\"" ", " "\"{key}\"" ": "'
+
+
+def _xml(begin: str, end: str, padding: str) -> Form:
+    before, after = rf'"{begin}\n{FUNCTION}NAME>\n"', rf'"{FUNCTION_END}\n{end}"'
+    return Form(before, after, r'"\n"', padding=padding)
 
 
 FORMS = {
@@ -87,10 +92,9 @@ FORMS = {
     CallFormat.LIST: Form(f'"{{" {_named("arguments")}', begin='"["', end='"]"'),
     CallFormat.LLAMA: Form(f'"{{" {_named("parameters")}', separator='"; "'),
     CallFormat.MISTRAL: Form(f'"{MISTRAL}NAME" ("{CALL_ID}" /[a-zA-Z0-9]{{9}}/)? "{ARGS}"', "", ""),
-    CallFormat.QWEN_XML: Form(separator=r'"\n"'),
+    CallFormat.QWEN_XML: _xml(BEGIN, END, "\n"),
+    CallFormat.SEED_XML: _xml(SEED, SEED_END, ""),
 }
-
-SHARED_RULES = {CallFormat.QWEN_XML: VALUE, CallFormat.GEMMA: gemma_grammar.SHARED}
 
 OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
 """Keys of an object in a schema that say what else it may have."""
@@ -105,17 +109,20 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
     for number, (name, parameters) in enumerate(functions):
         known = _without_look_around(parameters or {"properties": {}})
         schema = {**_closed(known), "type": "object"}
-        if call_format is CallFormat.QWEN_XML:
-            rules += _xml_rules(number, name, schema)
-        elif call_format is CallFormat.GEMMA:
+        if call_format is CallFormat.GEMMA:
             rules += gemma_grammar.CallRules(number, name, schema, ARGUMENTS_STYLE).rules
+            continue
+        before = form.before.replace("NAME", _text(name)[1:-1])
+        rules.append(f"call{number}: {before} arguments{number} {form.after}")
+        if form.padding is None:
+            rules.append(f"arguments{number}: {_json(schema, ARGUMENTS_STYLE)}")
         else:
-            before = form.before.replace("NAME", _text(name)[1:-1])
-            rules += [
-                f"call{number}: {before} arguments{number} {form.after}",
-                f"arguments{number}: {_json(schema, ARGUMENTS_STYLE)}",
-            ]
-    return "\n".join([*rules, *filter(None, [SHARED_RULES.get(call_format)])])
+            rules += _xml_rules(number, schema, form.padding)
+    if call_format is CallFormat.GEMMA:
+        rules.append(gemma_grammar.SHARED)
+    elif form.padding is not None:
+        rules.append(f"value[suffix={_text(_end_of_value(form.padding))}]: /(?s:.*)/")
+    return "\n".join(rules)
 
 
 def calls_or_json(calls: str, schema: str) -> str:
@@ -171,28 +178,32 @@ def _closed_part(part: Any) -> Any:
     return found
 
 
-def _xml_rules(number: int, name: str, schema: dict[str, Any]) -> Iterator[str]:
+def _xml_rules(number: int, schema: dict[str, Any], padding: str) -> Iterator[str]:
     """Parameters in the order of the schema. Texts end at the mark that ends a parameter."""
     required, parts = set(schema.get("required", ())), []
     shared = {str(key): schema[key] for key in ("$defs", "definitions") if key in schema}
     for place, (key, value) in enumerate((schema.get("properties") or {}).items()):
-        rule, begin = f"parameter{number}_{place}", f"<parameter={key}>\n"
+        rule, begin = f"parameter{number}_{place}", f"<parameter={key}>{padding}"
         parts.append(rule if key in required else f"{rule}?")
-        yield f"{rule}: {_text(begin)} {_value(value, shared)}"
-    begin, end = f"{BEGIN}\n{FUNCTION}{name}>\n", f"{FUNCTION_END}\n{END}"
-    yield f"call{number}: {_text(begin)} {' '.join([*parts, _text(end)])}"
+        yield f"{rule}: {_text(begin)} {_value(value, shared, _text(_end_of_value(padding)))}"
+    yield f"arguments{number}: {' '.join(parts) or _text('')}"
 
 
-def _value(schema: Any, shared: dict[str, Any]) -> str:
-    """A value and the end of its parameter."""
+def _end_of_value(padding: str) -> str:
+    return f"{padding}</parameter>\n"
+
+
+def _value(schema: Any, shared: dict[str, Any], end: str) -> str:
+    """A value and the end of its parameter, which is a text of Lark. A text is the rule `value`,
+    with its end."""
     of_value = schema if isinstance(schema, dict) else {}
     texts = of_value.get("enum", [of_value["const"]] if "const" in of_value else ())
     if texts and all(isinstance(text, str) for text in texts):
-        return f"({' | '.join(_text(text) for text in texts)}) {_text(END_OF_VALUE)}"
+        return f"({' | '.join(_text(text) for text in texts)}) {end}"
     types = types_of(of_value)
     if types is not None and (not types or "string" in types):
         return "value"
-    return f"{_json({**of_value, **shared}, ARGUMENTS_STYLE)} {_text(END_OF_VALUE)}"
+    return f"{_json({**of_value, **shared}, ARGUMENTS_STYLE)} {end}"
 
 
 def _text(text: str) -> str:

@@ -25,7 +25,7 @@ OBJECT_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 """Keys of a call. An object with others is an answer, unless it is marked as a call."""
 
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
-END_OF_PARAMETER = re.compile(r"\n?</parameter>\s*(?=<parameter=|\Z)")
+END_OF_PARAMETER = re.compile(r"</parameter>\s*(?=<parameter=|\Z)")
 
 
 class ObjectEnd:
@@ -106,13 +106,15 @@ def named_calls(name: str, arguments: str) -> list[dict[str, Any]]:
 
 def xml_call(name: str, body: str, tools: Tools) -> dict[str, Any]:
     """The call of `<function=NAME>body</function>`, as Qwen3-Coder writes it. Its values have no
-    types, so the schema of the tool gives them."""
+    types, so the schema of the tool gives them. A line break ends a value if one begins it."""
     found, at = dict[str, Any](), 0
     while (begin := PARAMETER.match(body, at)) and (
         end := END_OF_PARAMETER.search(body, begin.end())
     ):
         types = tools[name].get(begin[1], ())
-        found[begin[1]] = _typed(body[begin.end() : end.start()], types)
+        text = body[begin.end() : end.start()]
+        text = text.removesuffix("\n") if begin[0].endswith("\n") else text
+        found[begin[1]] = _typed(text, types)
         at = end.end()
     return new_call(name, _written(found))
 

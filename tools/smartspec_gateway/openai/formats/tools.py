@@ -2,7 +2,8 @@
 
 - Hermes and Qwen: `<tool_call>{"name": .., "arguments": {..}}</tool_call>` anywhere in the text
 - Qwen3-Coder: `<function=NAME><parameter=KEY>value</parameter></function>`, with or without
-  `<tool_call>` around it; Llama 3.1 also with a JSON object in place of the parameters
+  `<tool_call>` around it, and Seed-OSS in `<seed:tool_call>..</seed:tool_call>`; Llama 3.1 also
+  with a JSON object in place of the parameters
 - Qwen2.5-Coder: the JSON object in a fence, ```` ```json ````
 - Llama 3: the text is `{"name": .., "parameters": {..}}`, maybe after `<|python_tag|>`, and maybe
   more of them, with `;` between
@@ -35,12 +36,14 @@ from smartspec_gateway.openai.formats.calls import (
 BEGIN, END = "<tool_call>", "</tool_call>"
 MISTRAL = "[TOOL_CALLS]"
 CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"
+SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 
 CLOSINGS: dict[str, tuple[str, ...]] = {
     BEGIN: (END,),
     MISTRAL: (),
     "<|tool_call|>": (),
+    SEED: (SEED_END,),
 }
 """What may follow calls that begin with these marks, in its order."""
 
@@ -130,7 +133,7 @@ class ToolParser:
         if self._left.startswith(gemma.BEGIN):
             return self._gemma(is_end)
         if self._left.startswith(FUNCTION):
-            return self._function(0, (END,), is_end)
+            return self._function(0, (END, SEED_END), is_end)
         if fence := FENCED.match(self._left):
             return self._json(fence.end(), (FENCE,), is_end)
         if self._is_begin:
