@@ -107,6 +107,16 @@ def test_each_template_shows_tools_calls_and_results_in_order(
         assert "Be brief." in prompt
 
 
+def test_a_text_that_a_template_shows_behind_calls_is_before_them(tmp_path: Path) -> None:
+    """As that of DeepSeek-R1-Distill-Qwen shows it."""
+    template = """{% for m in messages %}{% if m.tool_calls %}[call]
+{%- for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}[end]{% endif %}
+{%- if m.content is not none %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"""
+    prompt = prompts_of(tmp_path, template).of_chat([USER, *called("Rome", text="I look.")], {})
+    assert "[assistant]I look.[call]" in prompt
+    assert prompt.endswith("}[end][tool]sun in Rome")
+
+
 def test_a_chat_without_calls_is_as_it_was(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, PLAIN)
     found = prompts.of_chat([SYSTEM, USER], {})

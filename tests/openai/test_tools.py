@@ -45,6 +45,11 @@ def mistral(name: str, arguments: str, call_id: str = "") -> str:
     return f"[TOOL_CALLS]{name}{call_id}[ARGS]{arguments}"
 
 
+def deepseek(name: str, arguments: str) -> str:
+    head = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}"
+    return f"{head}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
+
+
 def fenced(text: str, language: str = "json") -> str:
     return f"```{language}\n{text}\n```"
 
@@ -155,6 +160,25 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
         2 * "<tool_call>\n<function=time>\n</function>\n</tool_call>\n",
         "",
         [("time", {}), ("time", {})],
+    ),
+    # As DeepSeek.
+    (
+        f"I look.<｜tool▁calls▁begin｜>{deepseek('weather', TEXT)}\n{deepseek('time', '{}')}"
+        "<｜tool▁calls▁end｜> So.",
+        "I look.So.",
+        [("weather", ROME), ("time", {})],
+    ),
+    (f"\n{deepseek('time', TEXT)[:-3]}", "", [("time", ROME)]),
+    (deepseek("time", TEXT).replace("\n", ""), "", [("time", ROME)]),
+    *(
+        (text, text, [])
+        for text in (
+            f"<｜tool▁calls▁begin｜>{deepseek('other', '{}')}<｜tool▁calls▁end｜>",
+            deepseek("time", "5"),
+            deepseek("time", TEXT)[:-30],
+            "It begins with <｜tool▁calls▁begin｜> and",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁beg",
+        )
     ),
     # As Seed-OSS.
     (

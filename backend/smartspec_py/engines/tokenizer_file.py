@@ -13,9 +13,11 @@ SPECIAL_MARKS = (
     *GEMMA_MARKS,
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
     *("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
 )
-"""What Gemma 4, Mistral and Seed-OSS write calls and thoughts with. Their tokenizers say that most
-of these are special."""
+"""What Gemma 4, Mistral, Seed-OSS and DeepSeek write calls and thoughts with. Their tokenizers say
+that most of these are special."""
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *SPECIAL_MARKS)
 """Text for all readers of answers, also where a tokenizer says that they are special."""

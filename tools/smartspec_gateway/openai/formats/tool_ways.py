@@ -105,7 +105,8 @@ def ways_of(template: str, render: Render) -> Ways:
     def shows_calls(way: Callable[[Messages], Messages], text: str) -> bool:
         messages: Messages = [USER, {**CALLING, "content": text}, RESULT, ANSWER]
         found = _tried(render, *of_tools(way(messages), [PROBE_TOOL]))
-        return all(word in found for word in (*SHOWN, text))
+        is_before = found.find(text) < found.find(SHOWN[0])
+        return is_before and all(word in found for word in (*SHOWN, text))
 
     own_ways = (results_in_calls,) if "tool_responses" in template else ()
     more_ways = (text_in_name,) if CALL_ID in template else ()

@@ -10,6 +10,8 @@
 - Phi-4-mini: the text is a list of such objects, maybe after `functools`
 - Mistral and Granite 3: such a list, maybe after `[TOOL_CALLS]` or `<|tool_call|>` anywhere
 - Mistral since 2025: `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{..}` anywhere, maybe without the id
+- DeepSeek: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, `{..}` in a fence of JSON, and
+  `<｜tool▁call▁end｜>` anywhere, maybe between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`
 - Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
 - GLM-4: the text is `NAME{..}`, maybe with a line break between
 
@@ -36,21 +38,26 @@ from smartspec_gateway.openai.formats.calls import (
 BEGIN, END = "<tool_call>", "</tool_call>"
 MISTRAL = "[TOOL_CALLS]"
 CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"
+DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+DEEPSEEK_NAME = "function<｜tool▁sep｜>"
+DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
+FENCE = "```"
 
 CLOSINGS: dict[str, tuple[str, ...]] = {
     BEGIN: (END,),
     MISTRAL: (),
     "<|tool_call|>": (),
     SEED: (SEED_END,),
+    DEEPSEEK: (FENCE, *DEEPSEEK_ENDS),
+    DEEPSEEK_CALL: (FENCE, *DEEPSEEK_ENDS),
 }
 """What may follow calls that begin with these marks, in its order."""
 
 ANYWHERE = (*CLOSINGS, FUNCTION, gemma.BEGIN)
 """What begins a call anywhere in a text."""
 
-FENCE = "```"
 MARKS = ("<|python_tag|>", "functools")
 """What may be before calls at the beginning of a text."""
 
@@ -86,8 +93,12 @@ class ToolParser:
             "|".join(map(re.escape, words)) for words in (tools, MARKS, [CALL_ID], [ARGS])
         )
         names = names or "(?!)"
-        named = rf"(?P<name>{names})\s*+(?:{call_id}\s*+\w+\s*+)?(?:{args}\s*+)?(?=\{{)"
-        self._named = re.compile(named)
+        named = (
+            rf"(?P<name>{names})\s*+(?:{call_id}\s*+\w+\s*+)?"
+            rf"(?:(?:{args}|{FENCE}(?:json)?)\s*+)?(?=\{{)"
+        )
+        self._named = re.compile(rf"(?:{DEEPSEEK_CALL})?(?:{DEEPSEEK_NAME})?{named}")
+        self._words = (FUNCTION, DEEPSEEK_CALL, DEEPSEEK_NAME, *tools)
         self._head = re.compile(rf"\s*+(?P<mark>{marks})?\s*+(?:{named}|(?=[\[{{]))")
         self._heads = [*CLOSINGS, *map("".join, product(("", *MARKS), ("", *tools)))]
         """What a text of calls may begin with, without spaces, besides JSON."""
@@ -176,7 +187,7 @@ class ToolParser:
             return self._json(named.end(), closings, is_end, name=named["name"])
         rest = self._left[start : start + MOST_HEAD]
         may_be_call = len(rest) < MOST_HEAD and any(
-            word.startswith(rest) or rest.startswith(word) for word in (FUNCTION, *self._tools)
+            word.startswith(rest) or rest.startswith(word) for word in self._words
         )
         return None if may_be_call and not is_end else self._content(at)
 
