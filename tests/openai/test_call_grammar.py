@@ -47,8 +47,13 @@ TEXTS = {
     CallFormat.LLAMA: '{"name": "find", "parameters": %s}',
     CallFormat.LIST: '[{"name": "find", "arguments": %s}]',
     CallFormat.MISTRAL: "[TOOL_CALLS]find[ARGS]%s",
+    CallFormat.COHERE: '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", '
+    '"parameters": %s}\n]<|END_ACTION|>',
 }
 SEPARATORS = {CallFormat.LLAMA: "; ", CallFormat.HERMES: "\n", CallFormat.LIST: ", "}
+BETWEEN = {"], [": ", ", "\n]<|END_ACTION|><|START_ACTION|>[": ","}
+"""What is between calls in one list, where two lists meet."""
+
 XML = (
     "<tool_call>\n<function=find>\n<parameter=q>\na < b\n</parameter>\n<parameter=unit>\nkm\n"
     '</parameter>\n<parameter=place>\n{"x": 3}\n</parameter>\n</function>\n</tool_call>'
@@ -105,8 +110,8 @@ def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
     grammar = call_grammar(FUNCTIONS, call_format, may_repeat=True)
     text = TEXTS[call_format] % json.dumps(FIND)
     twice = text + SEPARATORS.get(call_format, "") + text
-    if call_format is CallFormat.LIST:
-        twice = twice.replace("], [", ", ")
+    for mark, between in BETWEEN.items():
+        twice = twice.replace(mark, between)
     assert follows(kind, grammar, text)
     assert follows(kind, grammar, twice)
     assert not follows(kind, grammar, text.replace("find", "other"))

@@ -1,5 +1,5 @@
-"""Calls of models with marks of their own, which are special tokens: in the prompt, in an answer
-that is whole or streamed, and as a required answer."""
+"""Calls and thoughts of models with marks of their own, which are special tokens: in the prompt, in
+an answer that is whole or streamed, and as a required answer."""
 
 from __future__ import annotations
 
@@ -44,13 +44,23 @@ SEED = """{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content 
 </seed:tool_call>{% endfor %}{% endfor %}"""
 
 
+COHERE = """{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}<|START_ACTION|>[
+{% for c in m.tool_calls %}
+    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.function.name }}", "parameters":
+{{- ' ' }}{{ c.function.arguments | tojson }}}{{ ',' if not loop.last }}
+{% endfor %}
+]<|END_ACTION|>
+{%- else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"""
+
+
 class Case(NamedTuple):
-    """template: as that of a model. shown: two calls, each with PLACE, as it shows them, and as the
-    model writes them."""
+    """template: as that of a model. shown: two calls, as it shows them and as the model writes
+    them. thought: one that the model writes before a text and the calls."""
 
     call_format: CallFormat
     template: str
     shown: str
+    thought: str = ""
 
 
 CASES = {
@@ -64,6 +74,7 @@ CASES = {
         CallFormat.MISTRAL,
         ALTERNATES + MISTRAL.replace("TEXT", "{{ m.content }}").replace("ID", ""),
         '[TOOL_CALLS]weather[ARGS]{"place": "Rome"}[TOOL_CALLS]weather[ARGS]{"place": "Oslo"}',
+        "[THINK]Hm.[/THINK]",
     ),
     "Seed-OSS": Case(
         CallFormat.SEED_XML,
@@ -73,6 +84,15 @@ CASES = {
             "</function>\n</seed:tool_call>"
             for place in ("Rome", "Oslo")
         ),
+        "<seed:think>Hm.</seed:think>\n",
+    ),
+    "Command R7B": Case(
+        CallFormat.COHERE,
+        COHERE,
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": '
+        '{"place": "Rome"}},\n    {"tool_call_id": "1", "tool_name": "weather", "parameters": '
+        '{"place": "Oslo"}}\n]<|END_ACTION|>',
+        "<|START_THINKING|>Hm.<|END_THINKING|>",
     ),
 }
 
@@ -115,17 +135,21 @@ def test_a_history_has_the_text_the_calls_and_the_results(tmp_path: Path, case: 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_answer_has_the_text_and_the_calls(tmp_path: Path, case: Case) -> None:
-    text = f"I look.{case.shown}"
+    text = f"{case.thought}I look.{case.shown}"
+    thought = "Hm." if case.thought else ""
     parts = [text[at : at + 7] for at in range(0, len(text), 7)]
-    client = http(text_with(*parts), prompts_of(tmp_path, case.template))
+    template = f"{{# {case.thought} #}}{case.template}"
+    client = http(text_with(*parts), prompts_of(tmp_path, template))
     body = {"messages": HELLO, "tools": [TOOL]}
     choice = client.post(CHAT, json=body).json()["choices"][0]
     assert choice["message"]["content"] == "I look."
+    assert choice["message"].get("reasoning_content", "") == thought
     check([call["function"] for call in choice["message"]["tool_calls"]])
     assert choice["finish_reason"] == "tool_calls"
     chunks = events(client.post(CHAT, json=body | {"stream": True}).text)[:-1]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thought
     functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
     named = [function for function in functions if "name" in function]
     texts = [function["arguments"] for function in functions if "name" not in function]
@@ -147,8 +171,8 @@ def test_a_required_call_has_the_form_of_the_model(tmp_path: Path, case: Case) -
     assert choice["message"]["content"] is None
     check([call["function"] for call in choice["message"]["tool_calls"]])
     guide = model.asked[0]["guided_decoding_guide"]
-    begin = case.shown[: case.shown.index("weather")].replace("\n", "\\n")
-    assert begin in guide.replace('\\"', '"').replace('" "', "")
+    begin = case.shown[: case.shown.index(">" if case.shown[0] == "<" else "]") + 1]
+    assert f'"{begin}' in guide
 
 
 def test_marks_are_text_of_the_model_and_never_of_a_client(tmp_path: Path) -> None:

@@ -109,6 +109,19 @@ def test_blocks_of_all_models_are_split(marks: Marks) -> None:
             assert split(parts, start) == expected, (text, size)
 
 
+def test_marks_around_an_answer_are_dropped() -> None:
+    marks = marks_in("<|END_THINKING|>")
+    assert marks is not None
+    text = "<|START_RESPONSE|>Yes <|.<|END_RESPONSE|><|START_TEXT|>"
+    call = "<|START_ACTION|>[<|START_RESPONSE|>]<|END_ACTION|>"
+    for size in (1, 3, 100):
+        for thought in ("", "<|START_THINKING|>Hm.<|END_THINKING|>"):
+            whole = f"{thought}{text}{call}"
+            parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+            found = split(parts, Start(marks, "before"))
+            assert found == ("Hm." if thought else "", f"Yes <|.{call}")
+
+
 def split(parts: Sequence[str], start: Start) -> tuple[str, str]:
     parser = ReasoningParser(start)
     found = [*map(parser.feed, parts), parser.feed("", is_end=True)]

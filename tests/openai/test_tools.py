@@ -45,6 +45,11 @@ def mistral(name: str, arguments: str, call_id: str = "") -> str:
     return f"[TOOL_CALLS]{name}{call_id}[ARGS]{arguments}"
 
 
+def cohere(name: str, arguments: str) -> str:
+    call = f'{{"tool_call_id": "0", "tool_name": "{name}", "parameters": {arguments}}}'
+    return f"<|START_ACTION|>[\n    {call}\n]<|END_ACTION|>"
+
+
 def deepseek(name: str, arguments: str) -> str:
     head = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}"
     return f"{head}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
@@ -160,6 +165,28 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
         2 * "<tool_call>\n<function=time>\n</function>\n</tool_call>\n",
         "",
         [("time", {}), ("time", {})],
+    ),
+    # As Cohere's models.
+    (
+        f"I look.{cohere('weather', TEXT)} So.",
+        "I look.So.",
+        [("weather", ROME)],
+    ),
+    (
+        f"{cohere('weather', TEXT)}{cohere('time', '{}')}".replace(
+            "\n]<|END_ACTION|><|START_ACTION|>[", ","
+        ),
+        "",
+        [("weather", ROME), ("time", {})],
+    ),
+    *(
+        (text, text, [])
+        for text in (
+            cohere("other", "{}"),
+            cohere("time", "5"),
+            cohere("time", TEXT)[:-20],
+            '{"tool_name": "time", "parameters": {}}',
+        )
     ),
     # As DeepSeek.
     (

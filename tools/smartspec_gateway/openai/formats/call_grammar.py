@@ -15,6 +15,8 @@ from smartspec_gateway.openai.formats.tools import (
     BEGIN,
     CALL_ID,
     CLOSINGS,
+    COHERE,
+    COHERE_END,
     END,
     FUNCTION,
     FUNCTION_END,
@@ -35,6 +37,7 @@ arguments: people write schemas of tools for models that no grammar restricts.""
 class CallFormat(Enum):
     """How a model writes tool calls; see `smartspec_gateway.openai.formats.tools`."""
 
+    COHERE = auto()
     GEMMA = auto()
     HERMES = auto()
     LIST = auto()
@@ -55,6 +58,8 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
         return CallFormat.HERMES
     if ARGS in template:
         return CallFormat.MISTRAL
+    if COHERE in template:
+        return CallFormat.COHERE
     is_list = of_tools is in_system_message or any(mark in template for mark in CLOSINGS)
     return CallFormat.LIST if is_list else CallFormat.LLAMA
 
@@ -77,8 +82,8 @@ class Form(NamedTuple):
     padding: str | None = None
 
 
-def _named(key: str) -> str:
-    return rf'"\"name\"" ": " "\"NAME\"" ", " "\"{key}\"" ": "'
+def _named(key: str, key_of_name: str = "name") -> str:
+    return rf'"\"{key_of_name}\"" ": " "\"NAME\"" ", " "\"{key}\"" ": "'
 
 
 def _xml(begin: str, end: str, padding: str) -> Form:
@@ -87,6 +92,12 @@ def _xml(begin: str, end: str, padding: str) -> Form:
 
 
 FORMS = {
+    CallFormat.COHERE: Form(
+        rf'"{{\"tool_call_id\": \"" /[0-9]{{1,4}}/ "\", " {_named("parameters", "tool_name")}',
+        separator=r'",\n    "',
+        begin=rf'"{COHERE}[\n    "',
+        end=rf'"\n]{COHERE_END}"',
+    ),
     CallFormat.GEMMA: Form(separator=""),
     CallFormat.HERMES: Form(rf'"{BEGIN}\n{{" {_named("arguments")}', rf'"}}\n{END}"', r'"\n"'),
     CallFormat.LIST: Form(f'"{{" {_named("arguments")}', begin='"["', end='"]"'),

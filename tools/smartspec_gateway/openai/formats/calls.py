@@ -85,7 +85,10 @@ def json_calls(text: str, tools: Tools, is_marked: bool) -> list[dict[str, Any]]
 
 
 def _call(value: Any, tools: Tools, is_marked: bool) -> dict[str, Any] | None:
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+    if not isinstance(value, dict):
+        return None
+    name = value.get("tool_name" if is_marked and "tool_name" in value else "name")
+    if not isinstance(name, str):
         return None
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):

@@ -3,36 +3,47 @@
 A reasoning block is `<think>..</think>` at the beginning of the text. The prompt may contain its
 `<think>`. Mistral writes `[THINK]..[/THINK]`, and Seed-OSS `<seed:think>..</seed:think>`. Gemma 4
 writes `<|channel>thought..<channel|>`, also behind other text, and sometimes leaves marks without a
-block, which are dropped. Whitespace before the reasoning and before the rest is dropped. A text
-that is cut inside its block is only reasoning.
+block, which are dropped. So are those around the answers of Cohere's models, which think in
+`<|START_THINKING|>..<|END_THINKING|>`. Whitespace before the reasoning and before the rest is
+dropped. A text that is cut inside its block is only reasoning.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from smartspec_gateway.openai.formats import gemma
-from smartspec_gateway.openai.formats.tools import overlap
+from smartspec_gateway.openai.formats.tools import COHERE, COHERE_END, overlap
 
 
 class Marks(NamedTuple):
     """What a block begins and ends with. strays: marks without a block; with them, blocks may be
-    anywhere outside of tool calls."""
+    anywhere outside of tool calls. calls: what those begin and end with."""
 
     begin: str
     end: str
-    strays: re.Pattern[str] | None = None
+    strays: Sequence[str] = ()
+    calls: tuple[str, str] = ("", "")
 
 
 THINK = Marks("<think>", "</think>")
-CHANNEL = Marks("<|channel>thought", "<channel|>", re.compile(r"<\|channel>|<channel\|>"))
+CHANNEL = Marks(
+    "<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"), (gemma.BEGIN, gemma.END)
+)
 
 ALL_MARKS = (
     THINK,
     CHANNEL,
     Marks("[THINK]", "[/THINK]"),
     Marks("<seed:think>", "</seed:think>"),
+    Marks(
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        (COHERE, COHERE_END),
+    ),
 )
 
 Place = Literal["before", "inside", "after", "call"]
@@ -70,6 +81,7 @@ class ReasoningParser:
 
     def __init__(self, start: Start) -> None:
         self._marks, self._place = start
+        self._strays = re.compile("|".join(map(re.escape, self._marks.strays)) or "(?!)")
         self._left = ""
         self._is_at_start = start.place in ("before", "inside")
         """No character of this place but whitespace has come."""
@@ -87,7 +99,7 @@ class ReasoningParser:
             elif last == "after":
                 rest += self._until_block(is_end)
             else:
-                rest += self._until(gemma.END, is_end)
+                rest += self._until(self._marks.calls[1], is_end)
         return reasoning, rest
 
     def _find_begin(self, is_end: bool) -> None:
@@ -110,16 +122,16 @@ class ReasoningParser:
 
     def _until_block(self, is_end: bool) -> str:
         """The rest, up to where another block or a call begins."""
-        if self._marks.strays is None:
+        if not self._marks.strays:
             return self._taken(len(self._left))
-        begins: dict[str, Place] = {self._marks.begin: "inside", gemma.BEGIN: "call"}
+        begins: dict[str, Place] = {self._marks.begin: "inside", self._marks.calls[0]: "call"}
         found = [(self._left.find(mark), mark) for mark in begins if mark in self._left]
         if not found:
-            marks = (*begins, self._marks.end)
+            marks = (*begins, *self._marks.strays)
             held = 0 if is_end else max(overlap(self._left, mark) for mark in marks)
-            return self._taken(len(self._left) - held, self._marks.strays)
+            return self._taken(len(self._left) - held, self._strays)
         at, mark = min(found)
-        rest = self._taken(at, self._marks.strays)
+        rest = self._taken(at, self._strays)
         self._place = begins[mark]
         if self._place == "inside":
             self._left, self._is_at_start = self._left[len(mark) :], True

@@ -10,6 +10,7 @@
 - Phi-4-mini: the text is a list of such objects, maybe after `functools`
 - Mistral and Granite 3: such a list, maybe after `[TOOL_CALLS]` or `<|tool_call|>` anywhere
 - Mistral since 2025: `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{..}` anywhere, maybe without the id
+- Cohere: `<|START_ACTION|>[{"tool_name": .., "parameters": {..}}]<|END_ACTION|>` anywhere
 - DeepSeek: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, `{..}` in a fence of JSON, and
   `<｜tool▁call▁end｜>` anywhere, maybe between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`
 - Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
@@ -38,6 +39,7 @@ from smartspec_gateway.openai.formats.calls import (
 BEGIN, END = "<tool_call>", "</tool_call>"
 MISTRAL = "[TOOL_CALLS]"
 CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"
+COHERE, COHERE_END = "<|START_ACTION|>", "<|END_ACTION|>"
 DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 DEEPSEEK_NAME = "function<｜tool▁sep｜>"
 DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
@@ -50,6 +52,7 @@ CLOSINGS: dict[str, tuple[str, ...]] = {
     MISTRAL: (),
     "<|tool_call|>": (),
     SEED: (SEED_END,),
+    COHERE: (COHERE_END,),
     DEEPSEEK: (FENCE, *DEEPSEEK_ENDS),
     DEEPSEEK_CALL: (FENCE, *DEEPSEEK_ENDS),
 }
