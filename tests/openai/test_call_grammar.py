@@ -47,11 +47,16 @@ TEXTS = {
     CallFormat.LLAMA: '{"name": "find", "parameters": %s}',
     CallFormat.LIST: '[{"name": "find", "arguments": %s}]',
     CallFormat.MISTRAL: "[TOOL_CALLS]find[ARGS]%s",
+    CallFormat.APERTUS: '<|tools_prefix|>[{"find": %s}]<|tools_suffix|>',
     CallFormat.COHERE: '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", '
     '"parameters": %s}\n]<|END_ACTION|>',
 }
 SEPARATORS = {CallFormat.LLAMA: "; ", CallFormat.HERMES: "\n", CallFormat.LIST: ", "}
-BETWEEN = {"], [": ", ", "\n]<|END_ACTION|><|START_ACTION|>[": ","}
+BETWEEN = {
+    "], [": ", ",
+    "]<|tools_suffix|><|tools_prefix|>[": ", ",
+    "\n]<|END_ACTION|><|START_ACTION|>[": ",",
+}
 """What is between calls in one list, where two lists meet."""
 
 XML = (

@@ -44,6 +44,12 @@ SEED = """{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content 
 </seed:tool_call>{% endfor %}{% endfor %}"""
 
 
+APERTUS = """{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}
+{%- if m.tool_calls %}<|tools_prefix|>[{% for c in m.tool_calls %}
+{{- '{\"' + c.function.name + '\": ' + c.function.arguments | tojson + '}' }}
+{{- ', ' if not loop.last }}
+{%- endfor %}]<|tools_suffix|>{% endif %}{% endfor %}"""
+
 COHERE = """{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}<|START_ACTION|>[
 {% for c in m.tool_calls %}
     {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.function.name }}", "parameters":
@@ -85,6 +91,13 @@ CASES = {
             for place in ("Rome", "Oslo")
         ),
         "<seed:think>Hm.</seed:think>\n",
+    ),
+    "Apertus": Case(
+        CallFormat.APERTUS,
+        APERTUS,
+        '<|tools_prefix|>[{"weather": {"place": "Rome"}}, {"weather": {"place": "Oslo"}}]'
+        "<|tools_suffix|>",
+        "<|inner_prefix|>Hm.<|inner_suffix|>",
     ),
     "Command R7B": Case(
         CallFormat.COHERE,

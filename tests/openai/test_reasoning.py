@@ -122,6 +122,16 @@ def test_marks_around_an_answer_are_dropped() -> None:
             assert found == ("Hm." if thought else "", f"Yes <|.{call}")
 
 
+def test_a_call_of_apertus_ends_a_block() -> None:
+    marks = marks_in("<|inner_suffix|>")
+    assert marks is not None
+    call = "<|tools_prefix|>[]<|tools_suffix|>"
+    text = f"<|inner_prefix|>Hm <|.{call} so"
+    for size in (1, 3, 100):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        assert split(parts, Start(marks, "before")) == ("Hm <|.", f"{call} so")
+
+
 def split(parts: Sequence[str], start: Start) -> tuple[str, str]:
     parser = ReasoningParser(start)
     found = [*map(parser.feed, parts), parser.feed("", is_end=True)]

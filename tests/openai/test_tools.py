@@ -166,6 +166,23 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("time", {}), ("time", {})],
     ),
+    # As Apertus.
+    (
+        f'I look.<|tools_prefix|>[{{"weather": {TEXT}}}, {{"time": {{}}}}]<|tools_suffix|> So.',
+        "I look.So.",
+        [("weather", ROME), ("time", {})],
+    ),
+    ('<|tools_prefix|>[{"time": {}}]', "", [("time", {})]),
+    *(
+        (text, text, [])
+        for text in (
+            '<|tools_prefix|>[{"other": {}}]<|tools_suffix|>',
+            '<|tools_prefix|>[{"time": 5}]<|tools_suffix|>',
+            '<|tools_prefix|>[{"time": {}, "weather": {}}]<|tools_suffix|>',
+            '<|tools_prefix|>[{"time": {}}',
+            '[{"time": {}}]',
+        )
+    ),
     # As Cohere's models.
     (
         f"I look.{cohere('weather', TEXT)} So.",

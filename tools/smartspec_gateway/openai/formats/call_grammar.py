@@ -11,6 +11,8 @@ from smartspec_gateway.openai.formats import gemma, gemma_grammar
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
 from smartspec_gateway.openai.formats.tools import (
+    APERTUS,
+    APERTUS_END,
     ARGS,
     BEGIN,
     CALL_ID,
@@ -37,6 +39,7 @@ arguments: people write schemas of tools for models that no grammar restricts.""
 class CallFormat(Enum):
     """How a model writes tool calls; see `smartspec_gateway.openai.formats.tools`."""
 
+    APERTUS = auto()
     COHERE = auto()
     GEMMA = auto()
     HERMES = auto()
@@ -45,6 +48,14 @@ class CallFormat(Enum):
     MISTRAL = auto()
     QWEN_XML = auto()
     SEED_XML = auto()
+
+
+OF_MARKS = {
+    ARGS: CallFormat.MISTRAL,
+    APERTUS: CallFormat.APERTUS,
+    COHERE: CallFormat.COHERE,
+}
+"""Formats of the chat templates that contain these."""
 
 
 def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
@@ -56,10 +67,9 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
         return CallFormat.SEED_XML if SEED in template else CallFormat.QWEN_XML
     if of_tools is in_text or BEGIN in template:
         return CallFormat.HERMES
-    if ARGS in template:
-        return CallFormat.MISTRAL
-    if COHERE in template:
-        return CallFormat.COHERE
+    for mark, found in OF_MARKS.items():
+        if mark in template:
+            return found
     is_list = of_tools is in_system_message or any(mark in template for mark in CLOSINGS)
     return CallFormat.LIST if is_list else CallFormat.LLAMA
 
@@ -92,6 +102,8 @@ def _xml(begin: str, end: str, padding: str) -> Form:
 
 
 FORMS = {
+    # Its end may be a token that ends the text.
+    CallFormat.APERTUS: Form(r'"{\"NAME\": "', begin=f'"{APERTUS}["', end=f'"]" "{APERTUS_END}"?'),
     CallFormat.COHERE: Form(
         rf'"{{\"tool_call_id\": \"" /[0-9]{{1,4}}/ "\", " {_named("parameters", "tool_name")}',
         separator=r'",\n    "',

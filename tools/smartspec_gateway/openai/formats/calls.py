@@ -87,6 +87,9 @@ def json_calls(text: str, tools: Tools, is_marked: bool) -> list[dict[str, Any]]
 def _call(value: Any, tools: Tools, is_marked: bool) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         return None
+    if is_marked and len(value) == 1 and "name" not in value:
+        [(name, arguments)] = value.items()
+        value = {"name": name, "arguments": arguments}
     name = value.get("tool_name" if is_marked and "tool_name" in value else "name")
     if not isinstance(name, str):
         return None

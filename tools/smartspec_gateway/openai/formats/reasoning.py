@@ -4,8 +4,9 @@ A reasoning block is `<think>..</think>` at the beginning of the text. The promp
 `<think>`. Mistral writes `[THINK]..[/THINK]`, and Seed-OSS `<seed:think>..</seed:think>`. Gemma 4
 writes `<|channel>thought..<channel|>`, also behind other text, and sometimes leaves marks without a
 block, which are dropped. So are those around the answers of Cohere's models, which think in
-`<|START_THINKING|>..<|END_THINKING|>`. Whitespace before the reasoning and before the rest is
-dropped. A text that is cut inside its block is only reasoning.
+`<|START_THINKING|>..<|END_THINKING|>`. Apertus writes `<|inner_prefix|>..<|inner_suffix|>`, and
+sometimes calls a tool inside of it, which ends the block. Whitespace before the reasoning and
+before the rest is dropped. A text that is cut inside its block is only reasoning.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from smartspec_gateway.openai.formats import gemma
-from smartspec_gateway.openai.formats.tools import COHERE, COHERE_END, overlap
+from smartspec_gateway.openai.formats.tools import APERTUS, COHERE, COHERE_END, overlap
 
 
 class Marks(NamedTuple):
     """What a block begins and ends with. strays: marks without a block; with them, blocks may be
-    anywhere outside of tool calls. calls: what those begin and end with."""
+    anywhere outside of tool calls. calls: what those begin and end with. stops: what ends a
+    block, too, and is no part of it."""
 
     begin: str
     end: str
     strays: Sequence[str] = ()
     calls: tuple[str, str] = ("", "")
+    stops: Sequence[str] = ()
 
 
 THINK = Marks("<think>", "</think>")
@@ -44,6 +47,7 @@ ALL_MARKS = (
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         (COHERE, COHERE_END),
     ),
+    Marks("<|inner_prefix|>", "<|inner_suffix|>", stops=(APERTUS,)),
 )
 
 Place = Literal["before", "inside", "after", "call"]
@@ -95,11 +99,11 @@ class ReasoningParser:
             if last == "before":
                 self._find_begin(is_end)
             elif last == "inside":
-                reasoning += self._until(self._marks.end, is_end)
+                reasoning += self._until((self._marks.end, *self._marks.stops), is_end)
             elif last == "after":
                 rest += self._until_block(is_end)
             else:
-                rest += self._until(self._marks.calls[1], is_end)
+                rest += self._until(self._marks.calls[1:], is_end)
         return reasoning, rest
 
     def _find_begin(self, is_end: bool) -> None:
@@ -109,15 +113,16 @@ class ReasoningParser:
         elif is_end or not begin.startswith(start):
             self._place, self._is_at_start = "after", False
 
-    def _until(self, mark: str, is_end: bool) -> str:
-        """The text before the mark that ends a block, or with that which ends a call."""
-        at = self._left.find(mark)
-        if at < 0:
-            return self._taken(len(self._left) - (0 if is_end else overlap(self._left, mark)))
+    def _until(self, marks: Sequence[str], is_end: bool) -> str:
+        """The text before the first of these marks, which end a block or a call."""
+        places = [self._left.find(mark) for mark in marks if mark in self._left]
+        if not places:
+            held = 0 if is_end else max(overlap(self._left, mark) for mark in marks)
+            return self._taken(len(self._left) - held)
         is_block, self._place = self._place == "inside", "after"
-        found = self._taken(at if is_block else at + len(mark))
+        found = self._taken(min(places))
         if is_block:
-            self._left, self._is_at_start = self._left[len(mark) :], True
+            self._left, self._is_at_start = self._left.removeprefix(self._marks.end), True
         return found
 
     def _until_block(self, is_end: bool) -> str:

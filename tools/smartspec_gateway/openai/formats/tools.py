@@ -10,6 +10,7 @@
 - Phi-4-mini: the text is a list of such objects, maybe after `functools`
 - Mistral and Granite 3: such a list, maybe after `[TOOL_CALLS]` or `<|tool_call|>` anywhere
 - Mistral since 2025: `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{..}` anywhere, maybe without the id
+- Apertus: `<|tools_prefix|>[{NAME: {..}}]<|tools_suffix|>` anywhere
 - Cohere: `<|START_ACTION|>[{"tool_name": .., "parameters": {..}}]<|END_ACTION|>` anywhere
 - DeepSeek: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, `{..}` in a fence of JSON, and
   `<｜tool▁call▁end｜>` anywhere, maybe between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`
@@ -39,6 +40,7 @@ from smartspec_gateway.openai.formats.calls import (
 BEGIN, END = "<tool_call>", "</tool_call>"
 MISTRAL = "[TOOL_CALLS]"
 CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"
+APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 COHERE, COHERE_END = "<|START_ACTION|>", "<|END_ACTION|>"
 DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 DEEPSEEK_NAME = "function<｜tool▁sep｜>"
@@ -52,6 +54,7 @@ CLOSINGS: dict[str, tuple[str, ...]] = {
     MISTRAL: (),
     "<|tool_call|>": (),
     SEED: (SEED_END,),
+    APERTUS: (APERTUS_END,),
     COHERE: (COHERE_END,),
     DEEPSEEK: (FENCE, *DEEPSEEK_ENDS),
     DEEPSEEK_CALL: (FENCE, *DEEPSEEK_ENDS),
