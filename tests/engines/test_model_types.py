@@ -16,7 +16,14 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForImageTextToText,
 )
 
-from smartspec_py.engines.checkpoints.checks import MODELS, RECURRENT, ModelError, check_model
+from smartspec_py.engines.checkpoints.checks import (
+    GEMMA_4,
+    MODELS,
+    OPENVINO_ONLY,
+    RECURRENT,
+    ModelError,
+    check_model,
+)
 from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.runtimes.openvino.model_types import can_write_out
@@ -78,12 +85,15 @@ TOKENS = [(7 * i) % 90 + 3 for i in range(40)]
 def make_config(kind: str, **more: Any) -> PreTrainedConfig:
     config_class = CONFIG_MAPPING[kind]
     names = {name for one in config_class.__mro__ for name in getattr(one, "__annotations__", {})}
-    sizes = {name: value for name, value in SIZES.items() if name in names}
+    sizes = {name: value for name, value in SIZES.items() if name in names} | more
     if kind in RECURRENT:
         rope = {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
         layers = ["linear_attention", "full_attention"]
         sizes |= {"layer_types": layers, "rope_parameters": rope}
-    return config_class(**sizes, **more)
+    if kind in GEMMA_4:
+        layers = ["sliding_attention", "full_attention"] * (sizes["num_hidden_layers"] // 2)
+        sizes |= {"layer_types": layers, "global_head_dim": 16, "vocab_size_per_layer_input": 96}
+    return config_class(**sizes)
 
 
 def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> None:
@@ -103,7 +113,7 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
     model.set_attn_implementation(ATTENTION_NAME)
     own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
     runners: list[Runner] = []
-    if config.model_type not in RECURRENT:
+    if config.model_type not in OPENVINO_ONLY:
         runners.append(PyTorchRunner(CausalModel(model, own), own))
     if can_write_out(config):
         runners.append(OpenVinoRunner(model, own))
@@ -200,7 +210,35 @@ def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
     check(config)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {  # such as E2B
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "hidden_size_per_layer_input": 8,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+        },
+        {  # such as 31B
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        {  # such as 26B-A4B
+            "enable_moe_block": True,
+            "top_k_experts": 2,
+            "hidden_size_per_layer_input": 0,
+        },
+    ],
+)
+def test_gemma_4(more: dict[str, Any]) -> None:
+    check(make_config("gemma4_text", sliding_window=11, **more))
+
+
 GEMMA_3 = "gemma3", "gemma3_text", "siglip_vision_model"
+GEMMA_4_IMAGES = "gemma4", "gemma4_text", "gemma4_vision"
 MISTRAL_3 = "mistral3", "mistral", "pixtral"
 QWEN_3_5 = (
     ("qwen3_5", "qwen3_5_text", "qwen3_5_vision"),
@@ -215,7 +253,7 @@ QWEN_3_5 = (
     [
         *((load, *GEMMA_3) for load in (load_runner, load_openvino_runner)),
         *((load, *MISTRAL_3) for load in (load_runner, load_openvino_runner)),
-        *((load_openvino_runner, *kinds) for kinds in QWEN_3_5),
+        *((load_openvino_runner, *kinds) for kinds in (*QWEN_3_5, GEMMA_4_IMAGES)),
     ],
 )
 def test_the_language_model_of_one_that_reads_images(

@@ -21,7 +21,7 @@ from adapter_files import random_adapters, shapes_of
 from local_models import VOCAB_SIZE, check_cache
 from quantised_files import gptq_settings, gptq_tensors
 from transformers import (
-    Gemma3TextConfig,
+    Gemma4TextConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -67,7 +67,17 @@ CONFIGS = {
     "llama": LlamaConfig(**SIZES),
     "qwen3, heads of 64": Qwen3Config(**SIZES, head_dim=64),
     "mistral, window 50": MistralConfig(**SIZES, sliding_window=50),
-    "gemma3, window 50": Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=50),
+    "gemma4, window 50": Gemma4TextConfig(
+        **SIZES | {"num_hidden_layers": 4},
+        head_dim=32,
+        global_head_dim=64,
+        sliding_window=50,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        hidden_size_per_layer_input=64,
+        use_double_wide_mlp=True,
+    ),
     "phi3": Phi3Config(**SIZES, pad_token_id=0),
     "qwen2": Qwen2Config(**SIZES),  # the only one with biases
     "wide": LlamaConfig(**SIZES | {"intermediate_size": 4864}),
@@ -298,8 +308,9 @@ CASES = [
     ("wide", "half"),  # weights of half precision, also for products in float32
     ("llama", "int4"),
     ("wide", "kept"),
+    ("gemma4, window 50", "int8"),
 ]
-WHOLE = ("gemma3, window 50", "phi3", "qwen2", "wide")
+WHOLE = ("gemma4, window 50", "phi3", "qwen2", "wide")
 """With products of whole numbers, the others are computed in float32."""
 
 ODD, OF_ODD = ("experts", "recurrent"), ("stored", "int8", "int4", "whole")
@@ -350,16 +361,17 @@ def test_the_type_of_keys_of_float32(weights: str, expected: str) -> None:
     assert runner.bytes_per_token == 2 * 2 * 2 * 32 * int(expected[1:]) // 8
 
 
-@pytest.mark.parametrize("kind", ["qwen3, heads of 64", "gemma3, window 50"])
+@pytest.mark.parametrize(
+    ("kind", "widths"), [("qwen3, heads of 64", (64, 64)), ("gemma4, window 50", (32, 64))]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_cache_of_8_bits(kind: str, dtype: torch.dtype) -> None:
+def test_a_cache_of_8_bits(kind: str, widths: tuple[int, ...], dtype: torch.dtype) -> None:
     """Each head of a token takes one byte per number, and 8 for the scale and the zero."""
     target = Recorder(kind, dtype, "int8", kv_cache="u8")
     runner = target.runner
     tensors = runner.cache.tensors.values()  # type: ignore[attr-defined]
     assert {tensor.element_type.to_string() for tensor in tensors} == {"u8"}
-    head_dim = CONFIGS[kind].to_dict().get("head_dim") or 32
-    assert runner.bytes_per_token == 2 * 2 * 2 * (head_dim + 8)
+    assert runner.bytes_per_token == sum(2 * 2 * (width + 8) for width in widths)
     expected = bytes_per_token(CONFIGS[kind], dtype, "u8")
     assert runner.bytes_per_token == expected
     check_bits(target)

@@ -117,7 +117,7 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     ModelError or ConfigError.
     """
     from smartspec_py.engines.checkpoints.config import load_config
-    from smartspec_py.engines.checkpoints.experts import TYPES
+    from smartspec_py.engines.checkpoints.experts import has_experts
     from smartspec_py.engines.checkpoints.pair import check_pair_settings
     from smartspec_py.engines.drafts.eagle.head import is_eagle, read_config
     from smartspec_py.engines.local import devices
@@ -140,8 +140,9 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
         dtype = devices.dtype_of(engine.dtype, device, folders["model"])
         return dtype.itemsize, free_bytes(device)
     if weights == "auto":
-        types = {load_config(each, limits.context_len).model_type for each in models}
-        weights = "int4" if types & {*TYPES} else "int8"  # experts may keep 4 bits of the file
+        configs = [load_config(each, limits.context_len) for each in models]
+        # Experts may keep 4 bits of the file.
+        weights = "int4" if any(map(has_experts, configs)) else "int8"
     return LEAST_BYTES[weights], free_bytes(device)
 
 

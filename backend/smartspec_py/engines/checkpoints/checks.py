@@ -31,6 +31,8 @@ MODELS = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -68,16 +70,24 @@ tests/engines/test_model_types.py compares each with Transformers. Other models 
 or masks to attention in other ways, and would be served with wrong texts."""
 
 RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text")
-"""Those of MODELS with layers that have a recurrent state. Only OpenVINO computes them."""
+"""Those of MODELS with layers that have a recurrent state."""
+
+GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
+"""Those of MODELS whose layers may have keys of other sizes, or those of earlier layers."""
+
+OPENVINO_ONLY = (*RECURRENT, *GEMMA_4)
+"""Those of MODELS that PyTorch does not compute."""
 
 WITH_IMAGES = {
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma4": "Gemma4ForConditionalGeneration",
+    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
 }
-"""The same of models that read images, too. Their language model, which config.json describes as
-text_config, is served alone."""
+"""The same of models that read images or audio, too. Their language model, which config.json
+describes as text_config, is served alone."""
 
 ATTENTION = ("attention", "full_attention")
 GRANITE_4 = "granitemoehybrid"
@@ -108,6 +118,7 @@ SIZES = (
     "linear_value_head_dim",
     "linear_num_key_heads",
     "linear_num_value_heads",
+    "vocab_size_per_layer_input",
 )
 """Fields of a configuration that count something, if they are there."""
 
@@ -128,8 +139,8 @@ OF_ROTATION = (
 """Numbers of a rotary embedding, which Transformers does not check. With wrong ones, such as
 negative ones under a root, all logits are NaN, and texts are empty."""
 
-SERVED_ROTATIONS = (*ROTATIONS, "longrope")
-"""See `rope.fix_longrope`."""
+SERVED_ROTATIONS = (*ROTATIONS, "longrope", "proportional")
+"""See `rope.fix_longrope`. The last is that of Gemma 4."""
 
 
 QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -320,6 +331,8 @@ def check_sizes(name: str, config: Any) -> None:
         value = getattr(config, field, None)
         if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
             raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
+    if getattr(config, "model_type", None) in GEMMA_4:
+        _check_gemma_4(name, config)
     _check_experts(name, config)
     num_keys = getattr(config, "linear_num_key_heads", None)
     if num_keys and config.linear_num_value_heads % num_keys:
@@ -344,6 +357,20 @@ def check_sizes(name: str, config: Any) -> None:
         raise wrong_field(name, "pad_token_id", padding, rule)
 
 
+def _check_gemma_4(name: str, config: Any) -> None:
+    num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
+    if not 0 <= config.num_kv_shared_layers < num_layers:
+        rule = f"a whole number in 0..{num_layers - 1}"
+        raise wrong_field(name, "num_kv_shared_layers", config.num_kv_shared_layers, rule)
+    for of_layer in config.per_layer_config:
+        value, num_keys = of_layer.head_dim, of_layer.num_key_value_heads
+        if type(value) is not int or not 0 < value <= MOST_SIZE or value % 2:
+            raise wrong_field(name, "global_head_dim", value, "an even number above 0")
+        if type(num_keys) is not int or num_keys <= 0 or num_heads % num_keys:
+            rule = f"a whole number above 0 that divides the {num_heads} num_attention_heads"
+            raise wrong_field(name, "num_global_key_value_heads", num_keys, rule)
+
+
 def _check_experts(name: str, config: Any) -> None:
     """Transformers has checked that these are whole numbers."""
     num_experts = 0
@@ -352,10 +379,10 @@ def _check_experts(name: str, config: Any) -> None:
         if not 0 <= value <= MOST_SIZE:
             raise wrong_field(name, field, value, f"a whole number in 0..{MOST_SIZE}")
         num_experts = max(num_experts, value)
-    num_chosen = getattr(config, "num_experts_per_tok", None)
-    if num_experts and num_chosen is not None and not 0 < num_chosen <= num_experts:
-        rule = f"a whole number in 1..{num_experts}"
-        raise wrong_field(name, "num_experts_per_tok", num_chosen, rule)
+    for field in ("num_experts_per_tok", "top_k_experts"):
+        num_chosen = getattr(config, field, None)
+        if num_experts and num_chosen is not None and not 0 < num_chosen <= num_experts:
+            raise wrong_field(name, field, num_chosen, f"a whole number in 1..{num_experts}")
 
 
 def is_eagle(document: Mapping[str, Any]) -> bool:

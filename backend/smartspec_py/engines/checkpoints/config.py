@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from smartspec_py.engines.checkpoints.checks import GRANITE_4, ModelError, read_json
+from smartspec_py.engines.checkpoints.checks import GEMMA_4, GRANITE_4, ModelError, read_json
+from smartspec_py.engines.checkpoints.recurrent import num_key_layers
 from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
 
 
@@ -23,6 +24,8 @@ def text_config(folder: Path) -> Any:
     document = read_json(str(folder), folder, "config.json") or {}
     if config is not whole and "tie_word_embeddings" in document:  # Transformers ties by it
         config.tie_word_embeddings = whole.tie_word_embeddings
+    if config.model_type in GEMMA_4:  # so that sizes can be checked before they are used
+        config.allow_global_per_layer_attribute_access = True
     return config
 
 
@@ -66,8 +69,18 @@ def num_weights(hf_config: Any) -> int:
     return sum(int(weight.numel()) for weight in model_without_weights(hf_config).parameters())
 
 
-def key_shape(hf_config: Any) -> tuple[int, int]:
-    """Shape of a token's keys in one layer: number of heads, width of a head."""
-    num_heads = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
-    head_dim = getattr(hf_config, "head_dim", None)
-    return num_heads, head_dim or hf_config.hidden_size // hf_config.num_attention_heads
+def key_shape(hf_config: Any, index: int | None = None) -> tuple[int, int]:
+    """Shape of a token's keys in one layer: number of heads, width of a head. index: of the layer,
+    of a Gemma 4."""
+    config = hf_config if index is None else hf_config.per_layer_config[index]
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None)
+    return num_heads, head_dim or config.hidden_size // config.num_attention_heads
+
+
+def key_shapes(hf_config: Any) -> list[tuple[int, int]]:
+    """The shapes of all layers that have keys of their own."""
+    if hf_config.model_type in GEMMA_4:
+        num = hf_config.num_hidden_layers - hf_config.num_kv_shared_layers
+        return [key_shape(hf_config, index) for index in range(num)]
+    return [key_shape(hf_config)] * num_key_layers(hf_config)

@@ -7,12 +7,18 @@ experts, with gate and up of an expert one after the other. It can write files o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
 """Types of models with experts whose files have these names."""
+
+
+def has_experts(hf_config: Any) -> bool:
+    """Whether a model with this config has experts. Of Gemma 4, some have."""
+    return hf_config.model_type in TYPES or bool(getattr(hf_config, "enable_moe_block", False))
+
 
 EXPERTS = ".experts."
 """In the names of the tensors of experts."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smartspec_py.engines.checkpoints.checks import (
+    GEMMA_4,
     RECURRENT,
     ModelError,
     check_files,
@@ -29,6 +30,7 @@ WINDOWED = (
     "exaone4",
     "gemma2",
     "gemma3_text",
+    *GEMMA_4,
     "mistral",
     "mixtral",
     "olmo3",

@@ -37,9 +37,11 @@ CONSTANTS = re.compile(
 )
 """Names of tensors that old checkpoints have although they follow from the configuration."""
 
-OF_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
+OF_IMAGES = re.compile(
+    r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector|visual)\."
+)
 LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
-"""Beginnings of names in models that read images."""
+"""Beginnings of names in models that read images or audio."""
 
 OWN_HEAD = re.compile(r"^mtp\.")
 """Beginning of names in Qwen3.5: of a head that drafts, which is not read."""

@@ -26,7 +26,7 @@ from smartspec_py.engines.checkpoints.adapters import (
 )
 from smartspec_py.engines.checkpoints.checks import ModelError, check_heads
 from smartspec_py.engines.checkpoints.config import load_config, num_weights
-from smartspec_py.engines.checkpoints.experts import TYPES
+from smartspec_py.engines.checkpoints.experts import has_experts
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.mtp import has_mtp
 from smartspec_py.engines.checkpoints.pair import CheckedTokenizer, check_pair
@@ -144,7 +144,7 @@ def _read(
     dtype = dtype_of(config.dtype, device, model)
     models = [model] if draft is None else [model, draft]
     runtimes = [runtime_of(each, device, config, limits.context_len) for each in models]
-    if runtimes[0] == OPENVINO and load_config(model, limits.context_len).model_type in TYPES:
+    if runtimes[0] == OPENVINO and has_experts(load_config(model, limits.context_len)):
         dtype = torch.float32  # of products with experts
     weights = _weights(config, model, limits.context_len, runtimes[0])
     has_blocks = PYTORCH not in runtimes

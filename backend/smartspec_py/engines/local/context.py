@@ -16,7 +16,7 @@ import torch
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.checkpoints.config import num_weights, text_config
-from smartspec_py.engines.checkpoints.experts import TYPES
+from smartspec_py.engines.checkpoints.experts import has_experts
 from smartspec_py.engines.checkpoints.mtp import num_own_weights
 from smartspec_py.engines.checkpoints.pair import positions_of
 from smartspec_py.engines.checkpoints.recurrent import state_shapes
@@ -86,7 +86,7 @@ def choose_cache(
     each, of_states = 0, []  # each: bytes of a token of the reserved rows
     for folder, config in zip(models, configs, strict=True):
         of_weights = int(num_weights(config) * COMPRESSED_BYTES.get(weights, dtype.itemsize))
-        if keeps_experts and is_compressed and config.model_type in TYPES:
+        if keeps_experts and is_compressed and has_experts(config):
             of_weights = min(of_weights, int(MOST_OF_FILE * file_bytes(folder)))
         left -= of_weights
         of_keys = _key_dtype(dtype, is_compressed) if has_blocks else cache_dtype(device, dtype)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smartspec_py.engines.checkpoints.checks import RECURRENT, ModelError, first_line
+from smartspec_py.engines.checkpoints.checks import OPENVINO_ONLY, ModelError, first_line
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.openvino.model_types import MODEL_TYPES, can_write_out
@@ -82,7 +82,7 @@ def runtime_of(folder: Path, device: torch.device, config: LocalEngineConfig, ma
     model needs the other one."""
     is_torch = config.runtime == "torch"
     reason = "engine.runtime is torch" if is_torch else _no_openvino(folder, device, max_len)
-    if reason and (kind := load_config(folder, max_len).model_type) in RECURRENT:
+    if reason and (kind := load_config(folder, max_len).model_type) in OPENVINO_ONLY:
         raise ConfigError(
             f"engine.json: {folder.name} is of the type {kind}, which only OpenVINO computes, on a "
             f"CPU: {reason}"

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
-from smartspec_py.engines.checkpoints.config import key_shape
-from smartspec_py.engines.checkpoints.recurrent import num_key_layers
+from smartspec_py.engines.checkpoints.config import key_shapes
 from smartspec_py.engines.draft import Tree
 
 PYTORCH, OPENVINO = "PyTorch", "OpenVINO"
@@ -294,11 +293,11 @@ class Runner(ABC):
 
 def bytes_per_token(hf_config: Any, dtype: torch.dtype, kv_cache: str = "auto") -> int:
     """Bytes of keys and values per token. dtype: theirs, unless kv_cache is u8."""
-    num_heads, head_dim = key_shape(hf_config)
-    head_bytes = head_dim * dtype.itemsize
-    if kv_cache == "u8":
-        head_bytes = head_dim + SCALE_BYTES
-    return int(num_key_layers(hf_config) * 2 * num_heads * head_bytes)
+    is_u8 = kv_cache == "u8"
+    return sum(
+        2 * num_heads * (head_dim + SCALE_BYTES if is_u8 else head_dim * dtype.itemsize)
+        for num_heads, head_dim in key_shapes(hf_config)
+    )
 
 
 def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:

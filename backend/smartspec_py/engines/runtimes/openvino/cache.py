@@ -13,6 +13,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, cache_names
+from smartspec_py.engines.runtimes.openvino.model_types import layers_with_keys
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 
@@ -25,8 +26,7 @@ class BlockCache:
 
     def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
         self._num_rows = config.num_rows
-        num_layers = sum(hasattr(layer, "self_attn") for layer in model.model.layers)
-        inputs = [compiled.input(name) for name in cache_names(num_layers)]
+        inputs = [compiled.input(name) for name in cache_names(len(layers_with_keys(model)))]
         # In 8 bits, each row of a block begins with its scale and zero.
         shapes = [[width.get_length() for width in list(i.partial_shape)[1:]] for i in inputs]
         self._sizes = [

@@ -7,13 +7,13 @@ for each token and expert. So bits do not depend on the other tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino.opset15 as op
 import openvino.opset17 as op17
 
-from smartspec_py.engines.checkpoints.experts import expert_names
+from smartspec_py.engines.checkpoints.experts import PARTS, expert_names
 from smartspec_py.engines.runtimes.openvino.operators import int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
 
@@ -22,13 +22,19 @@ NUM_TOKENS = "num_tokens"
 would be read for nothing. Graphs without experts have no such input."""
 
 
-def has_experts(mlp: Any) -> bool:
-    return hasattr(mlp, "experts")
-
-
 def has_shared(mlp: Any) -> bool:
     """Whether a mixture has an expert of all tokens."""
     return hasattr(mlp, "shared_expert")
+
+
+class Routed(NamedTuple):
+    """The experts of each token without padding, one token after the other. shares: of each expert
+    in what the token gets, [n, 1]. experts: their numbers, [n]. num_chosen: of each token."""
+
+    shares: Any
+    experts: Any
+    num_experts: int
+    num_chosen: int
 
 
 class Experts:
@@ -39,37 +45,51 @@ class Experts:
         self._num_tokens = parameter(NUM_TOKENS, [1], np.int64)
         self.inputs = {NUM_TOKENS: self._num_tokens}
 
-    def mixed(self, name: str, mlp: Any, normed: Any, activated: Callable[[Any], Any]) -> Any:
+    def mixed(self, name: str, normed: Any, routed: Routed, activated: Callable[[Any], Any]) -> Any:
         """What the experts give for the tokens, [1, N, hidden_size], and for padding anything.
-        name: of the MLP. normed: the MLP's input. activated: of the gate."""
+        name: of what has the experts. normed: their input. activated: of the gate."""
         states = op.squeeze(normed, int_(0))
-        shares, experts = self._route(name, mlp.gate, states)
-        num_chosen, width = mlp.gate.top_k, mlp.gate.hidden_dim
-        order, places, ends = _sorted(experts, mlp.gate.num_experts)
+        num_chosen, width = routed.num_chosen, states.get_output_partial_shape(0)[1].get_length()
+        order, places, ends = _sorted(routed.experts, routed.num_experts)
         given = op.gather(states, op.divide(order, ints(num_chosen)), int_(0))
-        both = op17.grouped_matmul(given, self._matrices(name, mlp, "gate_up_proj"), ends)
-        gate, up = op.split(both, int_(1), 2).outputs()
-        inner = op.multiply(op.multiply(activated(gate), up), op.gather(shares, order, int_(0)))
-        out = op17.grouped_matmul(inner, self._matrices(name, mlp, "down_proj"), ends)
+        matrices = [self._matrices(name, routed.num_experts, part) for part in PARTS]
+        gate, up = op.split(op17.grouped_matmul(given, matrices[0], ends), int_(1), 2).outputs()
+        shares = op.gather(routed.shares, order, int_(0))
+        inner = op.multiply(op.multiply(activated(gate), up), shares)
+        out = op17.grouped_matmul(inner, matrices[1], ends)
         by_token = ints(-1, num_chosen, width)
         out = op.reshape(op.gather(out, places, int_(0)), by_token, special_zero=False)
         return self._padded(op.reduce_sum(out, ints(1), keep_dims=False), states)
 
-    def _route(self, name: str, gate: Any, states: Any) -> tuple[Any, Any]:
-        """For each token without padding one after the other, the shares of its experts, [n, 1],
-        and their numbers, [n]. Their weights are never rounded."""
-        weight = self._products.stored(self._products.weights.stored(f"{name}.gate.weight"))
-        odds = op.softmax(op.matmul(states, weight, False, True), 1)
-        odds = op.slice(odds, ints(0), self._num_tokens, ints(1), ints(0))
-        shares, experts = op.topk(odds, int_(gate.top_k), 1, "max", "value").outputs()
-        if getattr(gate, "norm_topk_prob", True):
+    def routed(
+        self,
+        name: str,
+        states: Any,
+        num_experts: int,
+        num_chosen: int,
+        *,
+        is_normed: bool = True,
+        factors: str | None = None,
+    ) -> Routed:
+        """name: of the weight [num_experts, hidden_size], which is never rounded. states: [1, N,
+        hidden_size]. is_normed: whether the shares of a token are divided by their sum. factors:
+        name of a vector by which they are multiplied then, one number for each expert."""
+        odds = op.matmul(op.squeeze(states, int_(0)), self._stored(name), False, True)
+        odds = op.slice(op.softmax(odds, 1), ints(0), self._num_tokens, ints(1), ints(0))
+        shares, experts = op.topk(odds, int_(num_chosen), 1, "max", "value").outputs()
+        if is_normed:
             shares = op.divide(shares, op.reduce_sum(shares, ints(1), keep_dims=True))
         flat = op.reshape(experts, ints(-1), special_zero=False)
-        return op.reshape(shares, ints(-1, 1), special_zero=False), flat
+        if factors is not None:
+            shares = op.multiply(shares, op.gather(self._stored(factors), experts, int_(0)))
+        shares = op.reshape(shares, ints(-1, 1), special_zero=False)
+        return Routed(shares, flat, num_experts, num_chosen)
 
-    def _matrices(self, name: str, mlp: Any, part: str) -> Any:
+    def _stored(self, name: str) -> Any:
+        return self._products.stored(self._products.weights.stored(name))
+
+    def _matrices(self, name: str, num_experts: int, part: str) -> Any:
         """[num_experts, out, in]"""
-        num_experts = mlp.gate.num_experts
         names = [each for i in range(num_experts) for each in expert_names(name, i, part)]
         return self._products.stacked(names, num_experts)
 

@@ -14,6 +14,7 @@ import openvino as ov
 import openvino.opset15 as op
 import torch
 
+from smartspec_py.engines.checkpoints.experts import has_experts
 from smartspec_py.engines.checkpoints.recurrent import has_tiled_heads, state_shapes
 from smartspec_py.engines.runtimes.openvino.attention import (
     INPUTS,
@@ -21,13 +22,15 @@ from smartspec_py.engines.runtimes.openvino.attention import (
     cache_names,
     paged_attention,
 )
-from smartspec_py.engines.runtimes.openvino.experts import Experts, has_experts, has_shared
+from smartspec_py.engines.runtimes.openvino.experts import Experts, has_shared
 from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
     granite_factor,
     has_output_gate,
     is_rotated,
+    is_stored_less_one,
+    layers_with_keys,
     query_factors,
     rotation_table,
 )
@@ -60,17 +63,16 @@ class DecoderGraph:
         self.products = products
         self.max_len, self.num_threads = max_len, num_threads
         layers = model.model.layers
-        attending = [i for i, layer in enumerate(layers) if hasattr(layer, "self_attn")]
+        attending = layers_with_keys(model)
         recurrent = [i for i, layer in enumerate(layers) if hasattr(layer, "linear_attn")]
         self._places = {
             index: place for kind in (attending, recurrent) for place, index in enumerate(kind)
         }
         """Of each layer, which one of its kind it is."""
-        self.head_dim: int = layers[attending[0]].self_attn.head_dim
         self.inputs = {name: parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
         self.inputs |= products.inputs
         shapes = state_shapes(config)
-        if any(has_experts(layer.mlp) for layer in layers):
+        if has_experts(config):
             self.experts = Experts(products)
             self.inputs |= self.experts.inputs
         self.longest = parameter(LONGEST, [], np.int32)
@@ -109,6 +111,8 @@ class DecoderGraph:
         logits = self.products.linear([head], states, vocab_size)
         if (divisor := granite_factor(self.config, "logits_scaling")) != 1.0:
             logits = op.divide(logits, float_(divisor))
+        if cap := getattr(self.config, "final_logit_softcapping", None):
+            logits = scaled(op.tanh(scaled(logits, 1 / cap)), cap)
         wanted = [logits, states] if gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
@@ -117,7 +121,7 @@ class DecoderGraph:
     def _embedded(self, model: Any) -> Any:
         """What the first layer reads, [1, N, hidden_size]."""
         states = self.products.rows("model.embed_tokens.weight", self.inputs["token_ids"])
-        return _scaled(states, self._embedding_scale())
+        return scaled(states, self._embedding_scale())
 
     def _model(self, wanted: Sequence[Any]) -> ov.Model:
         """wanted: the results, [1, N, width] each."""
@@ -139,12 +143,16 @@ class DecoderGraph:
         if has_outer_norms:
             out = self._layer_norm(name, layer, "post_attention_layernorm", out)
         factor = granite_factor(self.config, "residual_multiplier")
-        states = op.add(states, _scaled(out, factor))
+        states = op.add(states, scaled(out, factor))
         normed = self._layer_norm(name, layer, before_mlp, states)
-        out = self._mlp(f"{name}.mlp", layer.mlp, normed)
+        out = self._feed_forward(name, layer, states, normed)
         if has_outer_norms:
             out = self._layer_norm(name, layer, "post_feedforward_layernorm", out)
-        return op.add(states, _scaled(out, factor))
+        return op.add(states, scaled(out, factor))
+
+    def _feed_forward(self, name: str, layer: Any, states: Any, normed: Any) -> Any:
+        """Of the states, which are normed for the MLP."""
+        return self._mlp(f"{name}.mlp", layer.mlp, normed)
 
     def _layer_norm(self, name: str, layer: Any, part: str, states: Any) -> Any:
         """The states, normed if the layer has this norm."""
@@ -154,32 +162,19 @@ class DecoderGraph:
 
     def _attention(self, index: int, name: str, layer: Any, normed: Any) -> Any:
         """[1, N, hidden_size]. index: of the layer."""
-        attention, place = layer.self_attn, self._places[index]
-        *both, values = self._attention_inputs(f"{name}.self_attn", attention, normed)
-        gate = None
-        if has_output_gate(attention):
-            both[0], gate = self._without_gate(both[0])
-        layer_type = self.config.layer_types[index] if None not in self.rotations else None
-        queries, keys = (
-            self._rotated(
-                heads,
-                f"{name}.self_attn.{part}_norm",
-                getattr(attention, f"{part}_norm", None),
-                self.rotations[layer_type] if is_rotated(attention) else None,
-            )
-            for part, heads in zip("qk", both, strict=True)
-        )
+        attention = layer.self_attn
+        *states, gate = self._heads(index, f"{name}.self_attn", attention, normed)
         if self.query_factors is not None:
-            queries = op.multiply(queries, self.query_factors)
-        values = op.squeeze(values, int_(0))
+            states[0] = op.multiply(states[0], self.query_factors)
         window = attention_window(layer, self.config, self.max_len)
+        place = self._places[index]
         attended = paged_attention(
             self.inputs,
             self.longest,
             self.caches[2 * place : 2 * place + 2],
-            [queries, keys, values],
-            num_key_heads=self.config.num_key_value_heads,
-            head_dim=self.head_dim,
+            states,
+            num_key_heads=_width(states[1]) // attention.head_dim,
+            head_dim=attention.head_dim,
             scaling=attention.scaling,
             window=window or 0,
         )
@@ -188,10 +183,38 @@ class DecoderGraph:
             attended = op.multiply(attended, op.sigmoid(gate))
         return self.products.linear([f"{name}.self_attn.o_proj"], attended)
 
+    def _heads(self, index: int, name: str, attention: Any, normed: Any) -> tuple[Any, ...]:
+        """Queries, keys and values of the tokens, [N, heads * D] each, and the gate of the output,
+        [1, N, heads * D], or None. index: of the layer. D: width of a head."""
+        *both, values = self._attention_inputs(name, attention, normed)
+        gate = None
+        if has_output_gate(attention):
+            both[0], gate = self._without_gate(both[0], attention.head_dim)
+        queries, keys = (
+            self._rotated_in(index, name, attention, part, heads)
+            for part, heads in zip("qk", both, strict=True)
+        )
+        return queries, keys, op.squeeze(values, int_(0)), gate
+
+    def _rotated_in(self, index: int, name: str, attention: Any, part: str, states: Any) -> Any:
+        """part: q or k. states: [1, N, heads * D]. Returns [N, heads * D]."""
+        layer_type = self.config.layer_types[index] if None not in self.rotations else None
+        rotation = self.rotations[layer_type] if is_rotated(attention) else None
+        norm = getattr(attention, f"{part}_norm", None)
+        return self._rotated(states, f"{name}.{part}_norm", norm, rotation, attention.head_dim)
+
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
         """name, mlp: of the MLP, a mixture of experts or one of its parts."""
-        if has_experts(mlp):
-            mixed = self.experts.mixed(name, mlp, normed, self._activated)
+        if hasattr(mlp, "experts"):
+            gate = mlp.gate
+            routed = self.experts.routed(
+                f"{name}.gate.weight",
+                normed,
+                gate.num_experts,
+                gate.top_k,
+                is_normed=getattr(gate, "norm_topk_prob", True),
+            )
+            mixed = self.experts.mixed(name, normed, routed, self._activated)
             return op.add(mixed, self._shared(name, mlp, normed)) if has_shared(mlp) else mixed
         gate, up = self._mlp_inputs(name, mlp, normed)
         return self.products.linear([f"{name}.down_proj"], op.multiply(self._activated(gate), up))
@@ -212,12 +235,12 @@ class DecoderGraph:
         config = self.config
         num_queries = config.num_attention_heads * (1 + has_output_gate(attention))
         heads = (num_queries, *[config.num_key_value_heads] * 2)
-        return self._split(name, parts, normed, [num * self.head_dim for num in heads])
+        return self._split(name, parts, normed, [num * attention.head_dim for num in heads])
 
-    def _without_gate(self, queries: Any) -> Sequence[Any]:
+    def _without_gate(self, queries: Any, head_dim: int) -> Sequence[Any]:
         """Queries and gates, [1, N, heads * D] each. Those of a head follow each other."""
-        width = self.config.num_attention_heads * self.head_dim
-        by_head = op.reshape(queries, ints(0, 0, -1, 2 * self.head_dim), special_zero=True)
+        width = self.config.num_attention_heads * head_dim
+        by_head = op.reshape(queries, ints(0, 0, -1, 2 * head_dim), special_zero=True)
         parts = op.split(by_head, int_(-1), 2).outputs()
         flat = [op.reshape(part, ints(0, 0, width), special_zero=True) for part in parts]
         return [part.output(0) for part in flat]
@@ -236,11 +259,15 @@ class DecoderGraph:
         return op.variadic_split(out, int_(-1), ints(*widths)).outputs()  # type: ignore[no-any-return]
 
     def _embedding_scale(self) -> float:
-        """That of Gemma is in the type of the files, as in training."""
         if self.config.model_type != "gemma3_text":
             return granite_factor(self.config, "embedding_multiplier")
-        dtype = self.products.weights.tensors["model.embed_tokens.weight"].dtype
-        return torch.tensor(self.config.hidden_size**0.5).to(dtype).item()
+        return self._root("model.embed_tokens.weight", self.config.hidden_size)
+
+    def _root(self, name: str, width: int) -> float:
+        """The factor of an embedding of Gemma, in the type of the files, as in training. name: of
+        the weight."""
+        dtype = self.products.weights.tensors[name].dtype
+        return torch.tensor(width**0.5).to(dtype).item()
 
     def _activated(self, gate: Any) -> Any:
         if activation(self.config) == "silu":
@@ -255,15 +282,15 @@ class DecoderGraph:
             return op.swish(states, float_(1.0))
         return op.multiply(states, op.sigmoid(states))
 
-    def _rotated(self, states: Any, name: str, norm: Any, rotation: Any) -> Any:
+    def _rotated(self, states: Any, name: str, norm: Any, rotation: Any, head_dim: int) -> Any:
         """[1, N, heads * D] -> [N, heads * D]: the first part of each head is rotated. The norm of
         each head or of all together, if any, is applied first. rotation: half of the part's width,
         cosines, sines; None rotates nothing."""
-        is_of_heads = norm is not None and norm.weight.shape[0] == self.head_dim
+        is_of_heads = norm is not None and norm.weight.shape[0] == head_dim
         if norm is not None and not is_of_heads:
-            states = self._norm(name, norm, states).output(0)
-        width = states.get_partial_shape()[-1].get_length()
-        by_head = ints(-1, width // self.head_dim, 1, self.head_dim)
+            states = self._norm(name, norm, states)
+        width = _width(states)
+        by_head = ints(-1, width // head_dim, 1, head_dim)
         heads = op.reshape(states, by_head, special_zero=False)
         if is_of_heads:
             heads = self._norm(name, norm, heads)
@@ -275,8 +302,8 @@ class DecoderGraph:
             return op.slice(heads, ints(first), ints(end), step=ints(1), axes=ints(3))
 
         part, rest = heads, []
-        if 2 * half < self.head_dim:
-            part, rest = between(0, 2 * half), [between(2 * half, self.head_dim)]
+        if 2 * half < head_dim:
+            part, rest = between(0, 2 * half), [between(2 * half, head_dim)]
         turned = op.concat(
             [op.multiply(between(half, 2 * half), float_(-1.0)), between(0, half)], -1
         )
@@ -297,14 +324,24 @@ class DecoderGraph:
         return op.gather(numbers, self.inputs["positions"], int_(0))
 
     def _norm(self, name: str, norm: Any, states: Any) -> Any:
-        is_gemma = not hasattr(norm, "variance_epsilon")  # and stores the weight less 1
-        eps = norm.eps if is_gemma else norm.variance_epsilon
+        eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
         mean = op.reduce_mean(op.power(states, float_(2.0)), ints(-1), keep_dims=True)
         inverse = op.divide(float_(1.0), op.sqrt(op.add(mean, float_(eps))))
+        normed = op.multiply(states, inverse)
+        if not getattr(norm, "with_scale", True):
+            return normed
         weight = self.products.weights.stored(f"{name}.weight")
-        weight = self.products.stored(weight.float() + 1.0 if is_gemma else weight)
-        return op.multiply(op.multiply(states, inverse), weight)
+        if is_stored_less_one(norm):
+            weight = weight.float() + 1.0
+        return op.multiply(normed, self.products.stored(weight))
 
 
-def _scaled(states: Any, factor: float) -> Any:
+def _width(states: Any) -> int:
+    """Of the last dimension."""
+    output = states if isinstance(states, ov.Output) else states.output(0)
+    return int(output.get_partial_shape()[-1].get_length())
+
+
+def scaled(states: Any, factor: float) -> Any:
+    """The states times the factor."""
     return states if factor == 1.0 else op.multiply(states, float_(factor))

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 
 from smartspec_py.engines.checkpoints import experts
-from smartspec_py.engines.checkpoints.checks import RECURRENT, SERVED_ROTATIONS
+from smartspec_py.engines.checkpoints.checks import GEMMA_4, RECURRENT, SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
-    *("exaone4", "gemma3_text", "granite", "llama", "ministral3", "mistral", "olmo2", "olmo3"),
-    *("phi3", "qwen2", "qwen3", "qwen3_5_text", "seed_oss", "smollm3"),
+    *("exaone4", "gemma3_text", *GEMMA_4, "granite", "llama", "ministral3", "mistral", "olmo2"),
+    *("olmo3", "phi3", "qwen2", "qwen3", "qwen3_5_text", "seed_oss", "smollm3"),
     *experts.TYPES,
 )
 """Supported values of `model_type`. These models have a gated MLP, or a mixture of such experts.
 Layers may have biases, norms of queries and keys, RMS norms before or after attention and MLP, one
 matrix for several products, rotation of a part of a head or none, queries that grow with the
 position, and factors of embeddings, layers and logits. Some layers may be gated delta nets in
-place of attention, see `recurrent`."""
+place of attention, see `recurrent`; for Gemma 4, see `gemma4`."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
@@ -45,8 +45,8 @@ def can_write_out(config: Any) -> bool:
         activation(config) in ("silu", "gelu_pytorch_tanh")
         and all(rope["rope_type"] in SERVED_ROTATIONS for rope in ropes)
         and not getattr(config, "attn_logit_softcapping", None)
-        and not getattr(config, "final_logit_softcapping", None)
-        and not getattr(config, "use_bidirectional_attention", None)
+        # With "vision", that is so between tokens of an image only.
+        and getattr(config, "use_bidirectional_attention", None) in (None, False, "vision")
         and getattr(config, "clip_qkv", None) is None
     )
 
@@ -59,6 +59,27 @@ def auto_weights(num_parameters: int) -> str:
 def activation(config: Any) -> str:
     """The name of the MLP's activation."""
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def layers_with_keys(model: Any) -> list[int]:
+    """Numbers of the layers of a model of Transformers that have keys of their own."""
+    return [
+        index
+        for index, layer in enumerate(model.model.layers)
+        if hasattr(layer, "self_attn") and not getattr(layer.self_attn, "is_kv_shared_layer", False)
+    ]
+
+
+def unused_weights(model: Any) -> tuple[str, ...]:
+    """How the names of weights begin that files may have, and no layer uses: those of keys and
+    values in layers that have none of their own."""
+    has_own = set(layers_with_keys(model))
+    return tuple(
+        f"model.layers.{index}.self_attn.{part}"
+        for index, layer in enumerate(model.model.layers)
+        if hasattr(layer, "self_attn") and index not in has_own
+        for part in ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    )
 
 
 def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
@@ -83,6 +104,11 @@ def has_output_gate(attention: Any) -> bool:
     queries' weights."""
     config = getattr(attention, "config", None)
     return getattr(config, "model_type", "") in RECURRENT
+
+
+def is_stored_less_one(norm: Any) -> bool:
+    """Whether the files have the weight of this norm less 1, as for Gemma up to 3 and Qwen3.5."""
+    return not hasattr(norm, "variance_epsilon") and not hasattr(norm, "with_scale")
 
 
 def granite_factor(config: Any, name: str) -> float:

@@ -39,10 +39,9 @@ import openvino as ov
 import torch
 
 from smartspec_py.cache_dir import cache_dir
-from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.checks import GEMMA_4, ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
-from smartspec_py.engines.checkpoints.experts import EXPERTS, ByExpert, usual_name
-from smartspec_py.engines.checkpoints.experts import TYPES as EXPERT_TYPES
+from smartspec_py.engines.checkpoints.experts import EXPERTS, ByExpert, has_experts, usual_name
 from smartspec_py.engines.checkpoints.mtp import mtp_parameters
 from smartspec_py.engines.checkpoints.recurrent import TILE, state_shapes
 from smartspec_py.engines.checkpoints.tensors import (
@@ -56,8 +55,10 @@ from smartspec_py.engines.phases import PREPARING, begin
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes, has_vnni
 from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, LONGEST
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
-from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS, has_experts
+from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS
+from smartspec_py.engines.runtimes.openvino.gemma4 import Gemma4Graph
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
+from smartspec_py.engines.runtimes.openvino.model_types import unused_weights
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
 from smartspec_py.engines.runtimes.openvino.parts import (
     attended_parts,
@@ -155,7 +156,8 @@ class OpenVinoRunner(Runner):
     runtime = OPENVINO
     cache: BlockCache
     states: States | None = None
-    _graph_class = DecoderGraph
+    _graph_class: type[DecoderGraph] | None = None
+    """None chooses it by the type of the model."""
 
     def __init__(
         self,
@@ -184,9 +186,8 @@ class OpenVinoRunner(Runner):
         products = _products(model, config, of_model, numbers)
         self.weights = products.weights if config.has_mtp else None
         """Until the layer that drafts is loaded: they hold the model's files."""
-        graph = self._graph_class(
-            model, products, max_len=config.max_len, num_threads=config.num_threads
-        )
+        graph_class = self._graph_class or _graph_class(model.config)
+        graph = graph_class(model, products, max_len=config.max_len, num_threads=config.num_threads)
         built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
         self._memory = products.memory
         self.config = replace(config, keeps_experts=products.has_kept_experts)
@@ -384,6 +385,10 @@ class OpenVinoRunner(Runner):
             request.set_input_tensor(self._places[name], ov.Tensor(np.asarray(given[name], dtype)))
 
 
+def _graph_class(hf_config: Any) -> type[DecoderGraph]:
+    return Gemma4Graph if hf_config.model_type in GEMMA_4 else DecoderGraph
+
+
 def _numbers(
     model: Any, config: RunnerConfig, weights: Weights, precisions: Sequence[str]
 ) -> tuple[RunnerConfig, Numbers]:
@@ -404,7 +409,7 @@ def _numbers(
     is_bounded = num_bits > 0 and not has_integers and not block
     # In half precision and with AMX, those of experts would have other kernels for a lone token.
     # States are in float32, and drafts may never change one.
-    is_float = is_bounded or block or any(has_experts(layer.mlp) for layer in model.model.layers)
+    is_float = is_bounded or block or has_experts(model.config)
     is_float = is_float or state_shapes(model.config) is not None
     is_half = not is_float and HALF.get(config.dtype) in precisions
     dtype = config.dtype if is_half else torch.float32
@@ -495,13 +500,13 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     check_complete(missing, config.path)
     tensors = ByExpert({**model.state_dict(), **of_mtp})
     unexpected = set(files) - set(tensors)
-    check_used(unexpected, files, config.path)
+    unused = {name for name in unexpected if name.startswith(unused_weights(model))}
+    check_used(unexpected - unused, files, config.path)
     files.leave_out(unexpected)
     files.expect(tensors)
     if is_tied and {head, embedding} <= names:
         check_tied(torch.equal(files[embedding], files[head]), config.path)
-    with_experts = hf_config.model_type in EXPERT_TYPES
-    file = _weights_file(config, model.num_parameters(), with_experts)
+    file = _weights_file(config, model.num_parameters(), has_experts(hf_config))
     return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
 
 
