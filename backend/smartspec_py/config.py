@@ -114,8 +114,8 @@ class LocalEngineConfig(EngineConfig):
     draft: OptionalModel = None
     """the same for the draft model. Without one, drafts come from heads and prompt lookup."""
     heads: OptionalModel = None
-    """directory or hub name of Medusa heads, or of an EAGLE-3 head, that were trained for the
-    target model. An EAGLE-3 head cannot be combined with a draft model."""
+    """directory or hub name of Medusa heads, an EAGLE-3 head, or an assistant of Gemma 4, that
+    were trained for the target model. Only Medusa heads can be combined with a draft model."""
     mtp: bool = True
     """draft with the layer for it (multi-token prediction) that files of Qwen3.5 have, unless there
     are a draft model or heads. It is used as `heads`, and needs OpenVINO."""

@@ -119,6 +119,7 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     from smartspec_py.engines.checkpoints.config import load_config
     from smartspec_py.engines.checkpoints.experts import has_experts
     from smartspec_py.engines.checkpoints.pair import check_pair_settings
+    from smartspec_py.engines.drafts.assistant.model import is_assistant, read_assistant
     from smartspec_py.engines.drafts.eagle.head import is_eagle, read_config
     from smartspec_py.engines.local import devices
     from smartspec_py.engines.local.load import runtime_of
@@ -129,8 +130,12 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     assert isinstance(engine, LocalEngineConfig)
     device = devices.place(engine.device)
     check_pair_settings(folders["model"], folders.get("draft"), limits.max_context_len)
-    if "heads" in folders and is_eagle(folders["heads"]):
-        read_config(folders["heads"], load_config(folders["model"], limits.context_len))
+    if "heads" in folders:
+        heads, target = folders["heads"], load_config(folders["model"], limits.context_len)
+        if is_assistant(heads):
+            read_assistant(heads, target)
+        elif is_eagle(heads):
+            read_config(heads, target)
     for key, folder in folders.items():
         if key.startswith("lora."):
             read_adapter_settings(folder)

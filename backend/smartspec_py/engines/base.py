@@ -27,7 +27,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,6 +261,7 @@ class Target(ABC):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class Profilable(Protocol):
     """An engine whose passes can be timed before it serves requests."""
 

@@ -18,7 +18,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 files, such as consolidated.safetensors, are not read."""
 
 HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHTS)
-_HEADS = "give the directory of an EAGLE-3 head or of Medusa heads"
+_HEADS = "give the directory of an EAGLE-3 head, of Medusa heads or of an assistant of Gemma 4"
 
 MODELS = {
     "apertus": "ApertusForCausalLM",
@@ -75,6 +75,9 @@ RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text")
 GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
 """Those of MODELS whose layers may have keys of other sizes, or those of earlier layers."""
 
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Types of models that draft for these, see `drafts.assistant`."""
+
 OPENVINO_ONLY = (*RECURRENT, *GEMMA_4)
 """Those of MODELS that PyTorch does not compute."""
 
@@ -118,9 +121,11 @@ SIZES = (
     "linear_value_head_dim",
     "linear_num_key_heads",
     "linear_num_value_heads",
-    "vocab_size_per_layer_input",
 )
 """Fields of a configuration that count something, if they are there."""
+
+OF_LAYERS = ("num_key_value_heads", "head_dim")
+"""Those that differ by layer in Gemma 4."""
 
 MOST_SIZE = 100_000_000
 
@@ -270,7 +275,8 @@ def check_model(name: str, folder: Path) -> None:
     for field in ("dtype", "torch_dtype"):
         if (dtype := document.get(field)) not in DTYPES:
             raise wrong_field(name, field, dtype, f"one of {', '.join(map(str, DTYPES[1:]))}")
-    if is_eagle(document) or any(key.startswith("medusa_") for key in document):
+    is_medusa = any(key.startswith("medusa_") for key in document)
+    if is_eagle(document) or is_medusa or document.get("model_type") in ASSISTANTS:
         raise ModelError(
             f"{name} is a head and not a model: give it as --heads or engine.heads, and the model "
             "that it was trained for as the target"
@@ -327,11 +333,14 @@ def wrong_field(
 
 def check_sizes(name: str, config: Any) -> None:
     """Raise ModelError unless numbers of a Transformers config are possible."""
+    is_gemma_4 = getattr(config, "model_type", None) in GEMMA_4
     for field in SIZES:
+        if is_gemma_4 and field in OF_LAYERS:
+            continue
         value = getattr(config, field, None)
         if value is not None and (type(value) is not int or not 0 < value <= MOST_SIZE):
             raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
-    if getattr(config, "model_type", None) in GEMMA_4:
+    if is_gemma_4:
         _check_gemma_4(name, config)
     _check_experts(name, config)
     num_keys = getattr(config, "linear_num_key_heads", None)
@@ -362,6 +371,13 @@ def _check_gemma_4(name: str, config: Any) -> None:
     if not 0 <= config.num_kv_shared_layers < num_layers:
         rule = f"a whole number in 0..{num_layers - 1}"
         raise wrong_field(name, "num_kv_shared_layers", config.num_kv_shared_layers, rule)
+    width = getattr(config, "hidden_size_per_layer_input", 0)
+    if not 0 <= width <= MOST_SIZE:
+        rule = f"a whole number in 0..{MOST_SIZE}"
+        raise wrong_field(name, "hidden_size_per_layer_input", width, rule)
+    if width and not config.vocab_size <= (num := config.vocab_size_per_layer_input) <= MOST_SIZE:
+        rule = f"a whole number in {config.vocab_size}..{MOST_SIZE}"
+        raise wrong_field(name, "vocab_size_per_layer_input", num, rule)
     for of_layer in config.per_layer_config:
         value, num_keys = of_layer.head_dim, of_layer.num_key_value_heads
         if type(value) is not int or not 0 < value <= MOST_SIZE or value % 2:

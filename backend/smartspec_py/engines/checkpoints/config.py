@@ -24,8 +24,6 @@ def text_config(folder: Path) -> Any:
     document = read_json(str(folder), folder, "config.json") or {}
     if config is not whole and "tie_word_embeddings" in document:  # Transformers ties by it
         config.tie_word_embeddings = whole.tie_word_embeddings
-    if config.model_type in GEMMA_4:  # so that sizes can be checked before they are used
-        config.allow_global_per_layer_attribute_access = True
     return config
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from smartspec_py.engines.runtimes.openvino.weights import Compressed, rotation
+from smartspec_py.engines.runtimes.openvino.weights import Compressed, rows_of
 
 NUM_LOW = 32_768
 """Tokens with the lowest numbers."""
@@ -69,9 +69,4 @@ class SeenTokens:
 
     def _read(self, tokens: NDArray[np.int64]) -> Floats:
         """Their rows of the output layer, [n, width]."""
-        index = torch.from_numpy(tokens)
-        parts = [part.values[index].float() * part.scale[index] for part in self._layer]
-        rows = torch.cat(parts, 1)
-        if self._block:  # rotated back
-            rows = (rows.view(-1, self._block) @ rotation(self._block)).view(rows.shape)
-        return rows.numpy()
+        return rows_of(self._layer, self._block, torch.from_numpy(tokens)).numpy()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -16,6 +16,7 @@ import transformers
 from smartspec_py.constants import HEADS
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.trees import MAX_NODES
+from smartspec_py.engines.base import Profilable
 from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.checkpoints.adapter_config import CONFIG_FILE
 from smartspec_py.engines.checkpoints.adapters import (
@@ -31,7 +32,7 @@ from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.mtp import has_mtp
 from smartspec_py.engines.checkpoints.pair import CheckedTokenizer, check_pair
 from smartspec_py.engines.checkpoints.recurrent import has_tiled_heads
-from smartspec_py.engines.drafts.draft_model import DraftModelProposer
+from smartspec_py.engines.drafts.assistant.model import is_assistant, read_assistant
 from smartspec_py.engines.drafts.eagle.head import (
     is_eagle,
     read_config,
@@ -41,6 +42,7 @@ from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.local.context import choose_cache
 from smartspec_py.engines.local.devices import device_name, dtype_of, dtype_text, place
 from smartspec_py.engines.local.kinds import (
+    AssistantKind,
     DraftKind,
     DraftModelKind,
     EagleKind,
@@ -98,7 +100,7 @@ def _build(config: LocalEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         logger.warning("%s: PyTorch computes all models", error)
         config = config.model_copy(update={"runtime": "torch"})
         setup, kinds, target, proposers = _loaded(config, limits, folder)
-    drafter = next((p for p in proposers.values() if isinstance(p, DraftModelProposer)), None)
+    drafter: Any = next((p for p in proposers.values() if isinstance(p, Profilable)), None)
     runners = [target.runner] + ([drafter.runner] if drafter else [])
     if any(runner.runtime == PYTORCH for runner in runners):
         torch.set_num_threads(setup.run_config.num_threads)
@@ -126,7 +128,7 @@ def _loaded(
         target = _target(setup)
         runners = [kind.load(setup) for kind in kinds]
     pairs = zip(kinds, runners, strict=True)
-    proposers = {kind.name: kind.proposer(setup, runner, target.runner) for kind, runner in pairs}
+    proposers = {kind.name: kind.proposer(setup, runner, target) for kind, runner in pairs}
     return setup, kinds, target, proposers
 
 
@@ -194,6 +196,7 @@ def _read(
         run_config,
         gives_hidden=any(kind.gives_hidden for kind in kinds),
         state_layers=tuple(layer for kind in kinds for layer in kind.state_layers),
+        keeps_weights=any(kind.keeps_weights for kind in kinds),
     )
     memory = Memory(run_config.cache_bytes)
     return Setup(config, limits, tokenizer.tokenizer, run_config, memory, runtimes[0]), kinds
@@ -214,14 +217,23 @@ def _weights(config: LocalEngineConfig, model: Path, max_len: int, runtime: str)
 
 def _heads(folder: Path, run_config: RunnerConfig, has_draft: bool) -> DraftKind:
     check_heads(folder)
+    target = load_config(run_config.path, run_config.max_len)
+    if is_assistant(folder):
+        if has_draft:
+            raise _one_of_two("an assistant")
+        return AssistantKind(read_assistant(folder, target), target.num_hidden_layers)
     if not is_eagle(folder):
         return MedusaKind(folder, load_heads(folder, run_config))
     if has_draft:
-        raise ModelError(
-            "an EAGLE head and a draft model cannot be loaded together: leave out engine.draft, or "
-            "engine.heads"
-        )
-    return EagleKind(read_config(folder, load_config(run_config.path, run_config.max_len)))
+        raise _one_of_two("an EAGLE head")
+    return EagleKind(read_config(folder, target))
+
+
+def _one_of_two(heads: str) -> ModelError:
+    return ModelError(
+        f"{heads} and a draft model cannot be loaded together: leave out engine.draft, or "
+        "engine.heads"
+    )
 
 
 def _models(
@@ -280,7 +292,7 @@ def _measured(
     setup: Setup,
     kinds: Sequence[DraftKind],
     target: LocalTarget,
-    drafter: DraftModelProposer | None,
+    drafter: Profilable | None,
     about: str,
     folder: Path,
 ) -> tuple[CostModel, Path | None]:

@@ -17,6 +17,7 @@ from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.pair import has_window, positions_of
+from smartspec_py.engines.drafts.assistant.model import AssistantConfig
 from smartspec_py.engines.drafts.draft_model import DraftModelProposer
 from smartspec_py.engines.drafts.eagle.head import EagleConfig, EagleHead, load_eagle
 from smartspec_py.engines.drafts.eagle.proposer import EagleProposer
@@ -24,6 +25,7 @@ from smartspec_py.engines.drafts.eagle.runner import EagleRunner
 from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
 from smartspec_py.engines.drafts.medusa.proposer import MedusaProposer
 from smartspec_py.engines.local.load import load, named, uses_graphs
+from smartspec_py.engines.local.target import LocalTarget
 from smartspec_py.engines.proposer import Proposer
 from smartspec_py.engines.runtimes.pytorch.compiled import merge_products
 from smartspec_py.engines.runtimes.pytorch.float8 import use_float8
@@ -68,12 +70,13 @@ class Setup:
 
 
 class DraftKind(ABC):
-    """name: that requests use. gives_hidden, state_layers: what the target must give, see
-    `RunnerConfig`. folder: its files."""
+    """name: that requests use. gives_hidden, state_layers, keeps_weights: what the target must
+    give, see `RunnerConfig`. folder: its files."""
 
     name: ClassVar[str]
     gives_hidden: bool = False
     state_layers: tuple[int, ...] = ()
+    keeps_weights: bool = False
     folder: Path
 
     def load(self, setup: Setup) -> Runner | None:
@@ -81,7 +84,7 @@ class DraftKind(ABC):
         return None
 
     @abstractmethod
-    def proposer(self, setup: Setup, runner: Any, target: Runner) -> Proposer:
+    def proposer(self, setup: Setup, runner: Any, target: LocalTarget) -> Proposer:
         """The proposer with the model that `load` returned. It is made after the target: the cache
         that was made last is the first to give memory back, see `Memory`."""
 
@@ -104,7 +107,7 @@ class DraftModelKind(DraftKind):
         )
         return load("engine.draft", run_config, setup.config)
 
-    def proposer(self, setup: Setup, runner: Runner, _: Runner) -> DraftModelProposer:
+    def proposer(self, setup: Setup, runner: Runner, _: LocalTarget) -> DraftModelProposer:
         limits = setup.limits
         return DraftModelProposer(
             runner,
@@ -123,7 +126,7 @@ class MedusaKind(DraftKind):
     def __init__(self, folder: Path, heads: MedusaHeads) -> None:
         self.folder, self._heads = folder, heads
 
-    def proposer(self, setup: Setup, runner: None, _: Runner) -> MedusaProposer:
+    def proposer(self, setup: Setup, runner: None, _: LocalTarget) -> MedusaProposer:
         return MedusaProposer(self._heads, setup.limits.max_draft_len, setup.tree_context_len)
 
 
@@ -142,7 +145,7 @@ class EagleKind(DraftKind):
             runner.warm()
         return runner
 
-    def proposer(self, setup: Setup, runner: Runner, _: Runner) -> EagleProposer:
+    def proposer(self, setup: Setup, runner: Runner, _: LocalTarget) -> EagleProposer:
         return _reading_states(setup, runner, self._config.states_width)
 
 
@@ -155,14 +158,41 @@ class MtpKind(DraftKind):
         self.folder, self._width = target, hf_config.hidden_size
         self.state_layers = (hf_config.num_hidden_layers,)  # after the last norm
 
-    def proposer(self, setup: Setup, runner: None, target: Runner) -> EagleProposer:
+    def proposer(self, setup: Setup, runner: None, target: LocalTarget) -> EagleProposer:
         from smartspec_py.engines.drafts.mtp import OpenVinoMtpRunner
-        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
-        assert isinstance(target, OpenVinoRunner)
-        made = OpenVinoMtpRunner(target)
+        made = OpenVinoMtpRunner(_by_openvino(target))
         made.warm()
         return _reading_states(setup, made, self._width)
+
+
+class AssistantKind(DraftKind):
+    """A model that attends to the target's keys. It is loaded after the target."""
+
+    name = HEADS
+    keeps_weights = True
+
+    def __init__(self, config: AssistantConfig, num_layers: int) -> None:
+        """num_layers: of the target."""
+        self._config, self.folder = config, config.folder
+        self.state_layers = (num_layers, num_layers + 1)  # see `RunnerConfig`
+
+    def proposer(self, setup: Setup, runner: None, target: LocalTarget) -> Proposer:
+        from smartspec_py.engines.drafts.assistant.proposer import AssistantProposer
+        from smartspec_py.engines.drafts.assistant.runner import AssistantRunner
+
+        with named("engine.heads"):
+            made = AssistantRunner(self._config, _by_openvino(target))
+        made.time_pass(1, 1, 0)
+        return AssistantProposer(made, target.table, setup.limits.max_draft_len)
+
+
+def _by_openvino(target: LocalTarget) -> Any:
+    """The target's runner."""
+    from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
+
+    assert isinstance(target.runner, OpenVinoRunner)
+    return target.runner
 
 
 def _reading_states(setup: Setup, runner: Runner, states_width: int) -> EagleProposer:

@@ -25,7 +25,7 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
-from smartspec_py.engines.cache.blocks import Memory
+from smartspec_py.engines.cache.blocks import Memory, Table
 from smartspec_py.engines.cache.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.decoding.sampling import (
     NOT_FINITE,
@@ -107,6 +107,10 @@ class LocalTarget(CachedModel[_TargetSequence], Target):
             host_time=start.host_time or HostTime(),
         )
         return table.num_cached
+
+    def table(self, sequence: SequenceId) -> Table:
+        """The blocks of the sequence."""
+        return self._sequences[sequence].table
 
     def find_more(self, sequence: SequenceId) -> int:
         return self.pool.find_more(sequence)

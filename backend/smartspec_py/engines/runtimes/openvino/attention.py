@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import openvino.opset15 as op
 from openvino.op import _PagedAttentionExtension
 
@@ -68,7 +69,9 @@ def paged_attention(
     operands += [nothing, nothing, nothing, nothing]
     # Masks of trees, and where they begin.
     operands += [op.constant(np.zeros(0, np.uint8)), nothing]
-    node = _PagedAttentionExtension([operand.output(0) for operand in operands])
+    node = _PagedAttentionExtension(
+        [one if isinstance(one, ov.Output) else one.output(0) for one in operands]
+    )
     info = node.get_rt_info()
     for name in ("k", "v"):
         info[f"num_{name}_heads"] = num_key_heads

@@ -41,6 +41,10 @@ class Gemma4Graph(DecoderGraph):
     def _embedding_scale(self) -> float:
         return self._root("model.embed_tokens.weight", self.config.hidden_size)
 
+    def _shared_keys(self) -> list[Any]:
+        last = [self._kept[self._last[kind]] for kind in sorted(self._last)]
+        return [op.unsqueeze(each, int_(0)) for both in last for each in both]
+
     def _inputs_of_layers(self, inner: Any, embedded: Any, width: int) -> list[Any]:
         """[1, N, width] each."""
         name, num_layers = "model.embed_tokens_per_layer.weight", self.config.num_hidden_layers

@@ -97,7 +97,7 @@ class DecoderGraph:
     ) -> ov.Model:
         """The results, for the wanted tokens, are logits [M, vocab_size] and, with gives_hidden,
         states [M, hidden_size] after the last norm. With state_layers, the second result is the
-        inputs of these layers for all tokens; behind the last layer, they are normed."""
+        inputs of these layers for all tokens; see `RunnerConfig.state_layers`."""
         inner = model.model
         states, inputs = self._embedded(model), []
         for index, layer in enumerate(inner.layers):
@@ -106,6 +106,8 @@ class DecoderGraph:
         wanted_states = op.gather(states, self.inputs["wanted"], int_(1))
         if len(inner.layers) in state_layers:
             inputs.append(self._norm(f"{self._part}.norm", inner.norm, states))
+        if len(inner.layers) + 1 in state_layers:
+            inputs.append(op.concat(self._shared_keys(), -1))
         states = self._norm(f"{self._part}.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = self.products.linear([head], states, vocab_size)
@@ -117,6 +119,10 @@ class DecoderGraph:
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
         return self._model(wanted)
+
+    def _shared_keys(self) -> list[Any]:
+        """Keys and values that an assistant attends to, [1, N, heads * D] each."""
+        raise NotImplementedError
 
     def _embedded(self, model: Any) -> Any:
         """What the first layer reads, [1, N, hidden_size]."""

@@ -184,8 +184,9 @@ class OpenVinoRunner(Runner):
         elif state_shapes(model.config) is not None:
             self._most_tokens = MOST_IN_TILES
         products = _products(model, config, of_model, numbers)
-        self.weights = products.weights if config.has_mtp else None
-        """Until the layer that drafts is loaded: they hold the model's files."""
+        is_kept = config.has_mtp or config.keeps_weights
+        self.weights = products.weights if is_kept else None
+        """Until what drafts with them is loaded: they hold the model's files."""
         graph_class = self._graph_class or _graph_class(model.config)
         graph = graph_class(model, products, max_len=config.max_len, num_threads=config.num_threads)
         built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
@@ -206,17 +207,21 @@ class OpenVinoRunner(Runner):
         """The one whose last pass was first comes first."""
         self._places = {parameter.any_name: i for i, parameter in enumerate(self.compiled.inputs)}
         """The index of each input. OpenVINO takes 2 us longer to find it."""
-        self._input_types: dict[str, Any] = {**INPUTS, LONGEST: np.int32}
-        added = self._places.keys() & {OWN_ADAPTERS, NUM_TOKENS}
-        self._input_types |= dict.fromkeys(added, np.int64)
+        types: dict[str, Any] = {**INPUTS, LONGEST: np.int32}
+        types |= dict.fromkeys([OWN_ADAPTERS, NUM_TOKENS], np.int64)
+        self._input_types = {name: types[name] for name in types if name in self._places}
         self._hidden_size: int = model.config.hidden_size
-        self.cache = BlockCache(self.compiled, model, config)
-        tensors, shapes = self.cache.tensors, state_shapes(model.config)
+        self.cache = self._own_cache(model)
+        tensors = {name: t for name, t in self.cache.tensors.items() if name in self._places}
+        shapes = state_shapes(model.config)
         if shapes is not None:
             self.states = States(shapes, config.num_rows, config.num_back, config.num_kept_states)
             tensors = tensors | self.states.tensors
         for copy, (name, tensor) in product(self._copies, tensors.items()):
             copy.request.set_tensor(name, tensor)
+
+    def _own_cache(self, model: Any) -> BlockCache:
+        return BlockCache(self.compiled, model, self.config)
 
     @property
     def about(self) -> str:
@@ -288,7 +293,8 @@ class OpenVinoRunner(Runner):
         hidden = None
         if self.config.gives_hidden or layers:
             num_states = copy.num_tokens if layers else num_results
-            hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
+            width = self.compiled.outputs[1].partial_shape[1].get_length()
+            hidden = torch.empty(num_states, width)
             request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
             hidden = hidden[: num_tokens if layers else len(wanted)]
         request.infer(share_outputs=True)  # else it also copies them
@@ -487,6 +493,14 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     """Load weights from a local directory, tensor by tensor. Raises ModelError."""
     hf_config = load_config(config.path, config.max_len)
     model = model_without_weights(hf_config)
+    files = checked_files(model, hf_config, config)
+    file = _weights_file(config, model.num_parameters(), has_experts(hf_config))
+    return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
+
+
+def checked_files(model: Any, hf_config: Any, config: RunnerConfig) -> CheckedTensors:
+    """The tensors in the files of a model, by the names of its parameters. model: without weights.
+    Raises ModelError if there are others, or not all."""
     files = CheckedTensors(config.path, config.dtype)
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     is_tied, names = hf_config.tie_word_embeddings, set(files)
@@ -506,8 +520,7 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     files.expect(tensors)
     if is_tied and {head, embedding} <= names:
         check_tied(torch.equal(files[embedding], files[head]), config.path)
-    file = _weights_file(config, model.num_parameters(), has_experts(hf_config))
-    return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
+    return files
 
 
 def _weights_file(

@@ -216,6 +216,17 @@ def columns_of(width: int, most: int | None, group: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(bounds)]
 
 
+def rows_of(
+    layer: torch.Tensor | Sequence[Compressed], block: int, numbers: torch.Tensor
+) -> torch.Tensor:
+    """Rows [n, in] of a weight [out, in], in float32. layer: the weight, or its parts by columns in
+    8 bits. block: above 1, the parts are rotated in blocks of so many columns. numbers: [n]."""
+    if isinstance(layer, torch.Tensor):
+        return layer[numbers].float()
+    rows = torch.cat([part.values[numbers].float() * part.scale[numbers] for part in layer], 1)
+    return (rows.view(-1, block) @ rotation(block)).view(rows.shape) if block > 1 else rows
+
+
 def rotation(block: int) -> torch.Tensor:
     """A matrix of Hadamard [block, block], of 1 and -1. Its square is block times the identity.
     block: a power of 2.
