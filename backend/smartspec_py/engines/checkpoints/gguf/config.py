@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
+from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_config
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import ConfigError, cut
@@ -34,6 +35,7 @@ MODELS = {
     "qwen35moe": (QWEN_NETS_MOE, "Qwen3_5MoeForCausalLM"),
     "gemma2": (GEMMA_2, "Gemma2ForCausalLM"),
     "gemma3": (GEMMA_3, "Gemma3ForCausalLM"),
+    "gemma4": (GEMMA_4, "Gemma4ForCausalLM"),
     "granite": (GRANITE, "GraniteForCausalLM"),
     "mistral3": (MINISTRAL, "Ministral3ForCausalLM"),
     "phi3": (PHI, "Phi3ForCausalLM"),
@@ -96,11 +98,16 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         "max_position_embeddings": of.integer("context_length"),
         "hidden_size": of.integer("embedding_length"),
         "num_hidden_layers": _num_layers(of, len(tensors)),
-        **_heads(of),
-        "hidden_act": "silu",
         "rms_norm_eps": of.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
-        "rope_theta": of.number("rope.freq_base", 10_000.0, 10.0, 1e15),
         "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    if model_type == GEMMA_4:
+        config |= _gemma_4(of, config, tensors)
+        _check_unused(of)
+        return config
+    config |= _heads(of) | {
+        "hidden_act": "silu",
+        "rope_theta": of.number("rope.freq_base", 10_000.0, 10.0, 1e15),
     }
     for setting in BIAS_SETTINGS.get(model_type, ()):
         ends = tuple(f".{part}.bias" for part in BIASES[setting])
@@ -248,6 +255,17 @@ def _experts(of: Fields, model_type: str) -> dict[str, Any]:
     }
 
 
+def _gemma_4(of: Fields, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    if FACTORS not in tensors:
+        raise ConfigError(f"{of.file} has no tensor {FACTORS}: convert the model again")
+    if _rope_scaling(of, config):
+        raise ConfigError(f"{of.file} has rotary scaling, which cannot be read for Gemma 4")
+    place = tensors[FACTORS]
+    return gemma_4_config(
+        of, config["num_hidden_layers"], tensors, lambda num: _numbers(of, FACTORS, place, num)
+    )
+
+
 def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     """What Gemma 2 and 3 have. Without a window, all layers see all tokens."""
     is_2, num_layers = config["model_type"] == GEMMA_2, config["num_hidden_layers"]
@@ -332,6 +350,10 @@ def _check_keys(of: Fields, config: Mapping[str, Any]) -> None:
         of.only("expert_used_count", 0)
     of.only("pooling_type", 0)
     of.only("rope.scaling.yarn_ext_factor", 1.0)
+    _check_unused(of)
+
+
+def _check_unused(of: Fields) -> None:
     # The number of tokens is that of the tokenizer; the others describe how the file was made.
     of.ignore("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
     if unused := of.unused():

@@ -18,6 +18,7 @@ from pathlib import Path
 from smartspec_py.cache_dir import cache_dir
 from smartspec_py.engines.checkpoints.gguf.config import MODELS, read_config
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
+from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4
 from smartspec_py.engines.checkpoints.gguf.header import base_name, part_files, read_headers
 from smartspec_py.engines.checkpoints.gguf.places import read_places
 from smartspec_py.engines.checkpoints.gguf.tokenizer import (
@@ -30,7 +31,7 @@ from smartspec_py.faults import ConfigError, cut
 
 INDEX = "gguf.json"
 
-VERSION = 5
+VERSION = 6
 """Of this conversion. Folders that another version made are not used."""
 
 
@@ -130,6 +131,8 @@ def _documents(file: Path) -> dict[str, str]:
         "bos_token_id": vocabulary.special(fields, "bos"),
         "pad_token_id": vocabulary.special(fields, "padding"),
     }
+    if config["model_type"] == GEMMA_4:
+        config["vocab_size_per_layer_input"] = num_tokens
     # Not links to them, which may go: the key of the folder has the files themselves too.
     index = {
         "files": [str(part.resolve()) for part in files],

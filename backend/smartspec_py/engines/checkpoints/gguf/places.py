@@ -27,6 +27,7 @@ from smartspec_py.engines.checkpoints.gguf.config import (
     Tensors,
 )
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
+from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_tensors, unused_names
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import ConfigError
@@ -72,6 +73,9 @@ OF_EXPERTS = {
     f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")
 }
 """With the number of the expert. The file has the matrices of all experts in one tensor."""
+
+GATE_UP = "ffn_gate_up_exps"
+"""Of Gemma 4."""
 
 ROUTED = {"ffn_gate_inp": "mlp.gate", **OF_EXPERTS}
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
@@ -130,6 +134,8 @@ def read_places(
     parts_with_bias = {name.split(".")[-2] for name in tensors if name.endswith(".bias")}
     left, places = dict(tensors), dict[str, Any]()
     wanted = [*_wanted(config, num_tokens), *_wanted_of_nets(config)]
+    if model_type == GEMMA_4:
+        wanted = [*gemma_4_tensors(config, num_tokens)]
     for name, parameter, shape in wanted:
         *_, part, kind = name.split(".")
         tensor = left.pop(name, None)
@@ -137,8 +143,8 @@ def read_places(
             # Some converters write this matrix of one row as a vector.
             is_vector = part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1
             _check_tensor(fields, name, tensor, shape[1:] if is_vector else shape)
-            if part in OF_EXPERTS:
-                places |= _by_expert(parameter, tensor)
+            if part in (*OF_EXPERTS, GATE_UP) and kind == "weight":
+                places |= _by_expert(parameter, tensor, 1 + (part == GATE_UP))
                 continue
             places[parameter] = asdict(tensor)
             if part in num_heads:
@@ -156,8 +162,12 @@ def read_places(
             raise ConfigError(
                 f"{fields.file} has no tensor {name}: convert or copy the model again"
             )
-    for used in {"llama": (FACTORS,), PHI: LONG_FACTORS.values()}.get(model_type, ()):
+    known = {"llama": (FACTORS,), PHI: LONG_FACTORS.values(), GEMMA_4: (FACTORS,)}
+    for used in known.get(model_type, ()):
         left.pop(used, None)
+    if model_type == GEMMA_4:
+        for used in unused_names(config):
+            left.pop(used, None)
     if model_type in WITH_NETS:
         left = {name: left[name] for name in left if not _is_behind(name, config)}
     if left:
@@ -176,14 +186,22 @@ def _is_behind(name: str, config: Mapping[str, Any]) -> bool:
     )
 
 
-def _by_expert(parameter: str, tensor: TensorPlace) -> dict[str, Any]:
-    """The places of the experts' matrices."""
-    num, *shape = tensor.shape
-    num_bytes = tensor.num_bytes // num
+def _by_expert(parameter: str, tensor: TensorPlace, num_each: int) -> dict[str, Any]:
+    """The places of the experts' matrices. num_each: of each expert in this tensor, one, or the
+    gate and up behind it."""
+    num, num_rows, width = tensor.shape
+    num_bytes = tensor.num_bytes // (num * num_each)
+    names = [parameter, parameter.replace(".gate_proj.", ".up_proj.")][:num_each]
+    shape = num_rows // num_each, width
     return {
-        parameter.format(expert): asdict(tensor)
-        | {"shape": shape, "offset": tensor.offset + expert * num_bytes, "num_bytes": num_bytes}
+        name.format(expert): asdict(tensor)
+        | {
+            "shape": shape,
+            "offset": tensor.offset + (expert * num_each + i) * num_bytes,
+            "num_bytes": num_bytes,
+        }
         for expert in range(num)
+        for i, name in enumerate(names)
     }
 
 

@@ -1,6 +1,7 @@
 """The tokenizer of a GGUF file, as the tokenizer.json of its original has it.
 
-Two kinds are read: byte-level BPE, named gpt2 in the file, and BPE of SentencePiece, named llama.
+Three kinds are read: byte-level BPE, named gpt2 in the file, BPE of SentencePiece, named llama, and
+that of Gemma 4, whose merges are in the file.
 Where the file says nothing, such as whether Llama 3 begins texts with a start token, the rules of
 llama.cpp (src/llama-vocab.cpp) are followed.
 """
@@ -71,6 +72,7 @@ END_NAMES = {
     "qwen35moe": ("<|endoftext|>",),
     "gemma2": ("<end_of_turn>",),
     "gemma3": ("<end_of_turn>",),
+    "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
     "granite": (),
     "mistral3": (),
     "phi3": ("<|end|>", "<|endoftext|>"),
@@ -113,13 +115,23 @@ class Vocabulary:
 def make_tokenizer(fields: Fields, vocabulary: Vocabulary) -> str:
     """The content of tokenizer.json. Raises ConfigError."""
     kind = fields.text("tokenizer.ggml.model")
+    has_start = True
     if kind == "gpt2":
         tokenizer, has_start = _byte_level(fields, vocabulary)
     elif kind == "llama":
-        tokenizer, has_start = _sentence_piece(fields, vocabulary), True
+        tokenizer, has_start = (
+            _sentence_piece(fields, vocabulary, _ranked(fields, vocabulary)),
+            True,
+        )
+    elif kind == "gemma4":
+        tokenizer, has_start = (
+            _sentence_piece(fields, vocabulary, _merges(fields, vocabulary)),
+            True,
+        )
     else:
         raise ConfigError(
-            f"{fields.file} has a tokenizer of the kind {cut(kind)}: only gpt2 and llama are read"
+            f"{fields.file} has a tokenizer of the kind {cut(kind)}: only gpt2, llama and gemma4 "
+            "are read"
         )
     tokens = vocabulary.tokens
     strips = kind == "llama" and fields.text("general.architecture") == "phi3"
@@ -162,15 +174,7 @@ def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool
             f"{fields.file} has the pre-tokenizer {cut(name)}, which cannot be read: use one of "
             f"{', '.join(SPLITS)}"
         )
-    merges = []
-    for merge in fields.texts("tokenizer.ggml.merges"):
-        left, _, right = merge.partition(" ")
-        if not {left, right, left + right} <= vocabulary.ids.keys():
-            raise ConfigError(
-                f"{fields.file} has the merge {shown(merge)} of tokens that it has not: "
-                "convert the model again"
-            )
-        merges.append((left, right))
+    merges = _merges(fields, vocabulary)
     model = BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=name in WHOLE_WORDS)
     tokenizer = Tokenizer(model)
     if name in ("qwen2", "qwen35"):
@@ -182,7 +186,21 @@ def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool
     return tokenizer, name in WHOLE_WORDS
 
 
-def _sentence_piece(fields: Fields, vocabulary: Vocabulary) -> Tokenizer:
+def _merges(fields: Fields, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Those of the file, the first one first."""
+    merges = []
+    for merge in fields.texts("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        if not {left, right, left + right} <= vocabulary.ids.keys():
+            raise ConfigError(
+                f"{fields.file} has the merge {shown(merge)} of tokens that it has not: "
+                "convert the model again"
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _ranked(fields: Fields, vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """SentencePiece merges the two neighbours whose union has the highest score."""
     tokens, ids, kinds = vocabulary.tokens, vocabulary.ids, vocabulary.kinds
     scores = fields.numbers("tokenizer.ggml.scores", len(tokens), -math.inf)
@@ -193,7 +211,14 @@ def _sentence_piece(fields: Fields, vocabulary: Vocabulary) -> Tokenizer:
         for cut in range(1, len(token))
         if kinds[number] == NORMAL and token[:cut] in ids and token[cut:] in ids
     )
-    merges = [(tokens[left], tokens[right]) for *_, left, right in ranks]
+    return [(tokens[left], tokens[right]) for *_, left, right in ranks]
+
+
+def _sentence_piece(
+    fields: Fields, vocabulary: Vocabulary, merges: list[tuple[str, str]]
+) -> Tokenizer:
+    """Spaces are a letter of the tokens, and words are not split."""
+    tokens, ids = vocabulary.tokens, vocabulary.ids
     unknown = tokens[vocabulary.special(fields, "unknown", 0) or 0]
     if unknown not in ids:
         raise ConfigError(f"{fields.file} has no unknown token: convert the model again")
@@ -237,6 +262,6 @@ def end_token_ids(fields: Fields, vocabulary: Vocabulary) -> list[int]:
     named = (
         number
         for number, token in enumerate(vocabulary.tokens)
-        if token in names and vocabulary.kinds[number] == CONTROL
+        if token in names and vocabulary.kinds[number] in (CONTROL, USER_DEFINED)
     )
     return list(dict.fromkeys([*(number for number in stated if number is not None), *named]))
