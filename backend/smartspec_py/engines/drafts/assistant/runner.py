@@ -82,14 +82,10 @@ class _AssistantGraph(Gemma4Graph):
         of_clusters = self.products.linear(["masked_embedding.centroids"], states)
         _, best = op.topk(of_clusters, int_(self._of.num_chosen), 2, "max", "none").outputs()
         members = op.gather(op.constant(self._clusters), best, int_(0))
-        num, width = self._of.num_chosen * self._clusters.shape[1], self.config.hidden_size
-        tokens = op.reshape(members, ints(1, -1, num), special_zero=False)
-        flat = op.reshape(members, ints(-1), special_zero=False)
-        rows = self.products.rows(f"{head}.weight", flat)
-        rows = op.reshape(rows, ints(-1, num, width), special_zero=False)
-        each = op.reshape(states, ints(-1, 1, width), special_zero=False)
-        logits = op.matmul(each, rows, False, True)
-        return op.reshape(logits, ints(1, -1, num), special_zero=False), tokens
+        num = self._of.num_chosen * self._clusters.shape[1]
+        tokens = op.reshape(members, ints(-1, num), special_zero=False)
+        logits = self.products.of_rows(f"{head}.weight", tokens, states)
+        return logits, op.unsqueeze(tokens, int_(0))
 
 
 class AssistantRunner(OpenVinoRunner):

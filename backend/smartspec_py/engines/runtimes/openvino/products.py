@@ -129,7 +129,7 @@ class Products:
         """
         values = weight.values[:num_rows]
         num_out, width = values.shape
-        turned = self._rotated(states, width)
+        turned = self._rotated(states)
         largest = op.reduce_max(op.abs(turned), int_(-1), keep_dims=True)
         scale = op.multiply(op.maximum(largest, float_(TINY)), float_(1 / MOST))
         limits = [op.constant(np.full((1, 1, 1), end, np.float32)) for end in LEVELS]
@@ -143,8 +143,10 @@ class Products:
         out = op.subtract(out, op.constant(sums.astype(np.float32) * of_rows[None, :, 0]))
         return op.multiply(op.transpose(out, ints(0, 2, 1)), scale)
 
-    def _rotated(self, states: Any, width: int) -> Any:
-        """Each block of the last dimension times `rotation`."""
+    def _rotated(self, states: Any) -> Any:
+        """Each block of the last dimension times `rotation`. states: [1, N, width]."""
+        output = states if isinstance(states, ov.Output) else states.output(0)
+        width = output.get_partial_shape()[-1].get_length()
         matrix = op.constant(rotation(self.block).numpy())
         blocks = op.reshape(states, ints(-1, self.block), False)
         return op.reshape(op.matmul(blocks, matrix, False, False), ints(1, -1, width), False)
@@ -168,15 +170,28 @@ class Products:
 
     def rows(self, name: str, numbers: Any) -> Any:
         """Rows of the weight [out, in] of this name, as states [1, N, in]. numbers: [N]."""
+        rows = op.unsqueeze(self._rows(name, numbers), int_(0))
+        return self._rotated(rows) if self.block else rows
+
+    def of_rows(self, name: str, numbers: Any, states: Any) -> Any:
+        """The product of each token's state with rows of its own, [1, N, n]. name: of the weight
+        [out, in]. numbers: [N, n]. states: [1, N, in]."""
+        if self.block:  # as the rows are
+            states = self._rotated(states)
+        each = op.unsqueeze(op.squeeze(states, int_(0)), int_(1))
+        products = op.matmul(each, self._rows(name, numbers), False, True)
+        return op.unsqueeze(op.squeeze(products, int_(1)), int_(0))
+
+    def _rows(self, name: str, numbers: Any) -> Any:
+        """Rows of the weight of this name, rotated if the weights are."""
         if not self.block:
             [matrix] = self._matrix([name])
-            return op.unsqueeze(op.gather(matrix, numbers, int_(0)), int_(0))
+            return op.gather(matrix, numbers, int_(0))
         # Beside rounded activations, OpenVINO would keep the whole matrix in float32.
         [weight] = self.weights.int8(name, block=self.block)
         integers = self._constant(weight.values, weight.values.shape, ov.Type.i8)
         scale = op.gather(op.constant(weight.scale.numpy()), numbers, int_(0))
-        rows = op.multiply(op.convert(op.gather(integers, numbers, int_(0)), np.float32), scale)
-        return self._rotated(op.unsqueeze(rows, int_(0)), weight.values.shape[1])
+        return op.multiply(op.convert(op.gather(integers, numbers, int_(0)), np.float32), scale)
 
     def stacked(self, names: Sequence[str], num: int) -> Any:
         """The weights [out, in] of these names as num matrices of the same size, one after another:
