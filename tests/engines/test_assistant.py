@@ -142,10 +142,9 @@ def expected_drafts(target: Any, assistant: Any, num: int) -> torch.Tensor:
 
 
 def load(folder: Path, **more: Any) -> tuple[OpenVinoRunner, AssistantRunner]:
-    states = (NUM_LAYERS, NUM_LAYERS + 1)
     own = RunnerConfig(
         folder, torch.device("cpu"), torch.float32, 2, 96, VOCAB,
-        state_layers=states, keeps_weights=True,
+        gives_hidden=True, gives_keys=True, keeps_weights=True,
     )  # fmt: skip
     target = load_openvino_runner(replace(own, **more))
     of = read_assistant(folder / "assistant", load_config(folder, 96))
@@ -155,9 +154,9 @@ def load(folder: Path, **more: Any) -> tuple[OpenVinoRunner, AssistantRunner]:
 def drafts(target: OpenVinoRunner, runner: AssistantRunner, num: int) -> Iterator[torch.Tensor]:
     """Beside another row that asks as its first token."""
     read, width = TOKENS[:-1], WIDTH
-    [other] = target.forward([RowInput(0, 0, [5], 0, 1)]).states
+    [other] = target.forward([RowInput(0, 0, [5], 1, 1)]).states
     target.forward([RowInput(1, 0, read[:9], 0, 9)])
-    [states] = target.forward([RowInput(1, 9, read[9:], 0, len(read) - 9)]).states
+    [states] = target.forward([RowInput(1, 9, read[9:], 1, len(read) - 9)]).states
     token, state = TOKENS[-1], states[-1:]
     for _ in range(num):
         out = runner.forward(
@@ -206,7 +205,7 @@ def test_drafts_do_not_change_the_target_s_keys(
     write(tmp_path)
     target, runner = load(tmp_path, weights=weights, kv_cache=kv_cache, dtype=dtype)
     drafting = drafts(target, runner, 2)
-    [states] = target.forward([RowInput(1, 0, TOKENS[:-1], 0, len(TOKENS) - 1)]).states
+    [states] = target.forward([RowInput(1, 0, TOKENS[:-1], 1, len(TOKENS) - 1)]).states
     before = {name: each.data.copy() for name, each in target.cache.tensors.items()}
     runner.forward([RowInput(1, len(TOKENS) - 1, [7], 1, states=states[-1:])])
     for name, each in target.cache.tensors.items():

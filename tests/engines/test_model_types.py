@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,21 @@ def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
 )
 def test_gemma_4(more: dict[str, Any]) -> None:
     check(make_config("gemma4_text", sliding_window=11, **more))
+
+
+def test_states_of_all_tokens_of_gemma_4() -> None:
+    """Its last layers compute wanted tokens only, but all if a head reads the states."""
+    config = make_config(
+        "gemma4_text", num_hidden_layers=4, num_kv_shared_layers=2, hidden_size_per_layer_input=8
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
+    own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 1, 96, VOCAB_SIZE)
+    runner = OpenVinoRunner(model, replace(own, state_layers=(3, 4)))
+    [states] = runner.forward([RowInput(0, 0, TOKENS, 1, len(TOKENS))]).states
+    torch.testing.assert_close(states, torch.cat([expected[3][0], expected[4][0]], 1), **CLOSE)
 
 
 GEMMA_3 = "gemma3", "gemma3_text", "siglip_vision_model"

@@ -24,17 +24,15 @@ from smartspec_py.engines.drafts.eagle.openvino import Floats, HeadGraph, OpenVi
 from smartspec_py.engines.drafts.vocabulary import SeenTokens, num_in_graph
 from smartspec_py.engines.runtimes.openvino.operators import int_
 from smartspec_py.engines.runtimes.openvino.runner import MOST_WIDTH, OpenVinoRunner
-from smartspec_py.engines.runtimes.runner import PassOutput, RowInput
+from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 
 class _MtpGraph(HeadGraph):
     _part = MTP
 
-    def build(
-        self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
-    ) -> ov.Model:
-        num = num_in_graph(vocab_size, self.products.num_bits)
-        return super().build(model, num, gives_hidden, state_layers)
+    def build(self, model: Any, config: RunnerConfig) -> ov.Model:
+        num = num_in_graph(config.vocab_size, self.products.num_bits)
+        return super().build(model, replace(config, vocab_size=num))
 
     def _embedded(self, model: Any) -> Any:
         """Embedding and state, each normed, as one."""

@@ -195,6 +195,7 @@ def _read(
     run_config = replace(
         run_config,
         gives_hidden=any(kind.gives_hidden for kind in kinds),
+        gives_keys=any(kind.gives_keys for kind in kinds),
         state_layers=tuple(layer for kind in kinds for layer in kind.state_layers),
         keeps_weights=any(kind.keeps_weights for kind in kinds),
     )
@@ -221,7 +222,7 @@ def _heads(folder: Path, run_config: RunnerConfig, has_draft: bool) -> DraftKind
     if is_assistant(folder):
         if has_draft:
             raise _one_of_two("an assistant")
-        return AssistantKind(read_assistant(folder, target), target.num_hidden_layers)
+        return AssistantKind(read_assistant(folder, target))
     if not is_eagle(folder):
         return MedusaKind(folder, load_heads(folder, run_config))
     if has_draft:

@@ -58,7 +58,14 @@ class Setup:
     @property
     def own_config(self) -> RunnerConfig:
         """How a draft model runs, with weights that are rounded as the target's are."""
-        return replace(self.run_config, gives_hidden=False, state_layers=(), adapters=NO_ADAPTERS)
+        return replace(
+            self.run_config,
+            gives_hidden=False,
+            gives_keys=False,
+            state_layers=(),
+            keeps_weights=False,
+            adapters=NO_ADAPTERS,
+        )
 
     @property
     def tree_context_len(self) -> int | None:
@@ -70,11 +77,12 @@ class Setup:
 
 
 class DraftKind(ABC):
-    """name: that requests use. gives_hidden, state_layers, keeps_weights: what the target must
-    give, see `RunnerConfig`. folder: its files."""
+    """name: that requests use. gives_hidden, gives_keys, state_layers, keeps_weights: what the
+    target must give, see `RunnerConfig`. folder: its files."""
 
     name: ClassVar[str]
     gives_hidden: bool = False
+    gives_keys: bool = False
     state_layers: tuple[int, ...] = ()
     keeps_weights: bool = False
     folder: Path
@@ -170,12 +178,10 @@ class AssistantKind(DraftKind):
     """A model that attends to the target's keys. It is loaded after the target."""
 
     name = HEADS
-    keeps_weights = True
+    gives_hidden = gives_keys = keeps_weights = True
 
-    def __init__(self, config: AssistantConfig, num_layers: int) -> None:
-        """num_layers: of the target."""
+    def __init__(self, config: AssistantConfig) -> None:
         self._config, self.folder = config, config.folder
-        self.state_layers = (num_layers, num_layers + 1)  # see `RunnerConfig`
 
     def proposer(self, setup: Setup, runner: None, target: LocalTarget) -> Proposer:
         from smartspec_py.engines.drafts.assistant.proposer import AssistantProposer

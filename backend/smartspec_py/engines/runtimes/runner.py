@@ -38,10 +38,11 @@ SCALE_BYTES = 8
 class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
-    each pass. state_layers: return the inputs of these layers instead, one after another; with
-    OpenVINO, the number behind the last layer stands for the states after the last norm, and for
-    Gemma 4, the one behind that for the keys and values of the last layer of each kind that has its
-    own. has_mtp: whether the layer of the model that drafts is loaded after it, see `drafts.mtp`.
+    each pass. gives_keys: behind each of them, return what an assistant of Gemma 4 needs: its
+    token's keys and values in the last layer of each kind that has its own. state_layers: return
+    the inputs of these layers instead, one after another; with OpenVINO, the number behind the last
+    layer stands for the states after the last norm. has_mtp: whether the layer of the model that
+    drafts is loaded after it, see `drafts.mtp`.
     keeps_weights: whether `OpenVinoRunner.weights` is kept for another model that drafts.
     weights, kv_cache: see `config.LocalEngineConfig`; weights of a loaded runner are not auto.
     num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
@@ -60,6 +61,7 @@ class RunnerConfig:
     max_len: int
     vocab_size: int
     gives_hidden: bool = False
+    gives_keys: bool = False
     state_layers: tuple[int, ...] = ()
     has_mtp: bool = False
     keeps_weights: bool = False

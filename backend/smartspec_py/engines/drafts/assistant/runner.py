@@ -30,7 +30,7 @@ from smartspec_py.engines.runtimes.openvino.operators import int_, ints, paramet
 from smartspec_py.engines.runtimes.openvino.products import Products
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, checked_files
 from smartspec_py.engines.runtimes.openvino.weights import Weights, rows_of
-from smartspec_py.engines.runtimes.runner import STRIDE, PassOutput, RowInput
+from smartspec_py.engines.runtimes.runner import STRIDE, PassOutput, RowInput, RunnerConfig
 
 Floats = NDArray[np.float32]
 
@@ -62,9 +62,7 @@ class _AssistantGraph(Gemma4Graph):
             names = cache_names(index + 1)[-2:]
             self.caches += [parameter(n, [-1, -1, -1, -1], ov.Type.dynamic) for n in names]
 
-    def build(
-        self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
-    ) -> ov.Model:
+    def build(self, model: Any, config: RunnerConfig) -> ov.Model:
         given = op.unsqueeze(self.inputs[GIVEN], int_(0))
         states = self.products.linear(["pre_projection"], given)
         for index, layer in enumerate(model.model.layers):
@@ -73,7 +71,7 @@ class _AssistantGraph(Gemma4Graph):
         projected = self.products.linear(["post_projection"], states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         if self._clusters is None:
-            return self._model([self.products.linear([head], states, vocab_size), projected])
+            return self._model([self.products.linear([head], states, config.vocab_size), projected])
         logits, tokens = self._of_clusters(head, states)
         return self._model([logits, projected, tokens])
 
@@ -113,7 +111,7 @@ class AssistantRunner(OpenVinoRunner):
             path=assistant.folder,
             weights="stored" if is_stored else "int8",
             gives_hidden=False,
-            state_layers=(),
+            gives_keys=False,
             keeps_weights=False,
             keeps_4_bits=False,
             adapters=NO_ADAPTERS,

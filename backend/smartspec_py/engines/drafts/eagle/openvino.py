@@ -44,9 +44,7 @@ class HeadGraph(DecoderGraph):
 
 
 class _EagleGraph(HeadGraph):
-    def build(
-        self, model: EagleHead, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
-    ) -> ov.Model:
+    def build(self, model: EagleHead, config: RunnerConfig) -> ov.Model:
         parts, layer, name = model.parts, model.parts.layers[0], "layers.0"
         of_target, own = self._given_states(parts.fc.in_features)
         states = op.concat([self._fused(model, of_target), op.unsqueeze(own, int_(0))], 1)

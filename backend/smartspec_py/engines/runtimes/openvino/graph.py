@@ -6,7 +6,7 @@ is OpenVINO's own operator for paged keys and values. It also writes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from smartspec_py.engines.runtimes.openvino.model_types import (
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
 from smartspec_py.engines.runtimes.openvino.recurrent import DeltaNets
+from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 
 class DecoderGraph:
@@ -70,6 +71,8 @@ class DecoderGraph:
         }
         """Of each layer, which one of its kind it is."""
         self.inputs = {name: parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
+        self._sequences: Mapping[str, Any] = self.inputs
+        """What the attention reads, by the names of INPUTS."""
         self.inputs |= products.inputs
         shapes = state_shapes(config)
         if has_experts(config):
@@ -92,12 +95,11 @@ class DecoderGraph:
         factors = query_factors(config, max_len)
         self.query_factors = None if factors is None else self._of_tokens(factors[:, None])
 
-    def build(
-        self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
-    ) -> ov.Model:
+    def build(self, model: Any, config: RunnerConfig) -> ov.Model:
         """The results, for the wanted tokens, are logits [M, vocab_size] and, with gives_hidden,
         states [M, hidden_size] after the last norm. With state_layers, the second result is the
-        inputs of these layers for all tokens; see `RunnerConfig.state_layers`."""
+        inputs of these layers for all tokens; see `RunnerConfig`."""
+        state_layers = config.state_layers
         inner = model.model
         states, inputs = self._embedded(model), []
         for index, layer in enumerate(inner.layers):
@@ -106,22 +108,23 @@ class DecoderGraph:
         wanted_states = op.gather(states, self.inputs["wanted"], int_(1))
         if len(inner.layers) in state_layers:
             inputs.append(self._norm(f"{self._part}.norm", inner.norm, states))
-        if len(inner.layers) + 1 in state_layers:
-            inputs.append(op.concat(self._shared_keys(), -1))
         states = self._norm(f"{self._part}.norm", inner.norm, wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        logits = self.products.linear([head], states, vocab_size)
+        logits = self.products.linear([head], states, config.vocab_size)
         if (divisor := granite_factor(self.config, "logits_scaling")) != 1.0:
             logits = op.divide(logits, float_(divisor))
         if cap := getattr(self.config, "final_logit_softcapping", None):
             logits = scaled(op.tanh(scaled(logits, 1 / cap)), cap)
-        wanted = [logits, states] if gives_hidden else [logits]
+        if config.gives_keys:
+            keys = [op.gather(each, self.inputs["wanted"], int_(1)) for each in self._shared_keys()]
+            states = op.concat([states, *keys], -1)
+        wanted = [logits, states] if config.gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
         return self._model(wanted)
 
     def _shared_keys(self) -> list[Any]:
-        """Keys and values that an assistant attends to, [1, N, heads * D] each."""
+        """See `RunnerConfig.gives_keys`, [1, N, heads * D] each."""
         raise NotImplementedError
 
     def _embedded(self, model: Any) -> Any:
@@ -175,7 +178,7 @@ class DecoderGraph:
         window = attention_window(layer, self.config, self.max_len)
         place = self._places[index]
         attended = paged_attention(
-            self.inputs,
+            self._sequences,
             self.longest,
             self.caches[2 * place : 2 * place + 2],
             states,

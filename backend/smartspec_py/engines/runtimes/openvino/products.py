@@ -118,6 +118,11 @@ class Products:
             return out
         return op.add(out, self.stored(self.weights.stored(*biases)))
 
+    def take_tokens(self, numbers: Any) -> None:
+        """From now on, states are of these tokens only."""
+        if self.adapters.names:
+            self._own_columns = op.gather(self._own_columns, numbers, int_(1))
+
     def _of_integers(self, states: Any, weight: Compressed, num_rows: int | None) -> Any:
         """The product of whole numbers, as a convolution of width 1: without VNNI, OpenVINO has
         kernels of 8 bits for convolutions only. They take 0.4 to 0.6 of the time of a product that

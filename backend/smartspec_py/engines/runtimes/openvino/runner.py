@@ -56,7 +56,7 @@ from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes, has_vnni
 from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, LONGEST
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS
-from smartspec_py.engines.runtimes.openvino.gemma4 import Gemma4Graph
+from smartspec_py.engines.runtimes.openvino.gemma4 import LAST, LAST_INPUTS, Gemma4Graph
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.model_types import unused_weights
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
@@ -189,7 +189,7 @@ class OpenVinoRunner(Runner):
         """Until what drafts with them is loaded: they hold the model's files."""
         graph_class = self._graph_class or _graph_class(model.config)
         graph = graph_class(model, products, max_len=config.max_len, num_threads=config.num_threads)
-        built = graph.build(model, config.vocab_size, config.gives_hidden, config.state_layers)
+        built = graph.build(model, config)
         self._memory = products.memory
         self.config = replace(config, keeps_experts=products.has_kept_experts)
         share_constants(built)
@@ -208,7 +208,7 @@ class OpenVinoRunner(Runner):
         self._places = {parameter.any_name: i for i, parameter in enumerate(self.compiled.inputs)}
         """The index of each input. OpenVINO takes 2 us longer to find it."""
         types: dict[str, Any] = {**INPUTS, LONGEST: np.int32}
-        types |= dict.fromkeys([OWN_ADAPTERS, NUM_TOKENS], np.int64)
+        types |= dict.fromkeys([OWN_ADAPTERS, NUM_TOKENS], np.int64) | LAST_INPUTS
         self._input_types = {name: types[name] for name in types if name in self._places}
         self._hidden_size: int = model.config.hidden_size
         self.cache = self._own_cache(model)
@@ -282,7 +282,12 @@ class OpenVinoRunner(Runner):
         request, padding = copy.request, copy.num_tokens - num_tokens
         # Two, because the output layer is a product too, and some operators fail with no rows.
         num_results, layers = max(2, len(wanted) + padding), self.config.state_layers
-        self._set_inputs(request, parts, [*wanted, *[0] * (num_results - len(wanted))], padding)
+        last = None
+        if LAST in self._places:
+            last, wanted = _last_tokens(inputs, firsts)
+        self._set_inputs(
+            request, parts, [*wanted, *[0] * (num_results - len(wanted))], padding, last
+        )
         if self.states is not None:
             lens = [len(row.tokens) for row in given]
             for name, numbers in self.states.begin(inputs, lens, copy.num_tokens).items():
@@ -356,6 +361,20 @@ class OpenVinoRunner(Runner):
         finally:
             self._most_padding = kept
 
+    def _sequences(self, parts: Sequence[RowInput]) -> dict[str, Any]:
+        """What the attention reads of these parts, by the names of INPUTS."""
+        starts = [part.position - part.first for part in parts]
+        blocks = [
+            self.cache.blocks_of(part, start + len(part.tokens))
+            for start, part in zip(starts, parts, strict=True)
+        ]
+        return {
+            "past_lens": starts,
+            "subsequence_begins": np.cumsum([0, *(len(part.tokens) for part in parts)]),
+            "block_indices": np.concatenate(blocks),
+            "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
+        }
+
     def release(self) -> None:
         self.cache.release()
         if self.states is not None:
@@ -367,28 +386,50 @@ class OpenVinoRunner(Runner):
         parts: Sequence[RowInput],
         wanted: Sequence[int],
         padding: int = 0,
+        last: tuple[list[RowInput], list[int]] | None = None,
     ) -> None:
-        """padding: tokens behind those of the parts, which nobody reads."""
+        """padding: tokens behind those of the parts, which nobody reads. last: parts with the
+        tokens that go through the last layers, and which tokens of the pass these are."""
         num_tokens = sum(len(part.tokens) for part in parts)
-        parts = [*parts, *[RowInput(0, 0, (0,), 0, blocks=self.cache.padding)] * padding]
-        starts = [part.position - part.first for part in parts]
-        ends = [start + len(part.tokens) for start, part in zip(starts, parts, strict=True)]
+        filler = RowInput(0, 0, (0,), 0, blocks=self.cache.padding)
+        parts = [*parts, *[filler] * padding]
         positions = [position for part in parts for position in part.positions]
-        blocks = [self.cache.blocks_of(part, end) for part, end in zip(parts, ends, strict=True)]
         given: dict[str, Any] = {
             "token_ids": [token for part in parts for token in part.tokens],
             "positions": np.minimum(positions, self.config.max_len - 1),  # of the last one's copy
             "wanted": wanted,
-            "past_lens": starts,
-            "subsequence_begins": np.cumsum([0, *(len(part.tokens) for part in parts)]),
-            "block_indices": np.concatenate(blocks),
-            "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
-            LONGEST: max(ends),
+            **self._sequences(parts),
+            LONGEST: max(part.position - part.first + len(part.tokens) for part in parts),
             NUM_TOKENS: [num_tokens],
             OWN_ADAPTERS: [part.adapter for part in parts for _ in part.tokens],
         }
+        if last is not None:
+            parts, tokens = last
+            padding = max(padding, 2 - len(tokens))  # no product has fewer rows
+            of_last = self._sequences([*parts, *[filler] * padding])
+            given |= {f"last_{name}": each for name, each in of_last.items()}
+            given |= {LAST: [*tokens, *[0] * padding], LONGEST: given[LONGEST] + 1}  # with a copy
         for name, dtype in self._input_types.items():
             request.set_input_tensor(self._places[name], ov.Tensor(np.asarray(given[name], dtype)))
+
+
+def _last_tokens(
+    inputs: Sequence[RowInput], firsts: Sequence[int]
+) -> tuple[tuple[list[RowInput], list[int]], list[int]]:
+    """The parts with the wanted tokens of the inputs, see `gemma4`, and which tokens of the pass
+    these are; and the wanted ones among them. firsts: first token of each input in the pass."""
+    parts: list[RowInput] = []
+    tokens: list[int] = []
+    wanted: list[int] = []
+    for row, first in zip(inputs, firsts, strict=True):
+        num_before = len(row.tokens) - row.num_logits
+        rest = cut(row, num_before)[1]
+        given = with_copy(rest)
+        own = range(first + num_before, first + len(row.tokens))
+        wanted += range(len(tokens), len(tokens) + len(own))
+        tokens += [*own, *list(own[-1:]) * (len(given.tokens) - len(own))]
+        parts += attended_parts(given)
+    return (parts, tokens), wanted
 
 
 def _graph_class(hf_config: Any) -> type[DecoderGraph]:
