@@ -101,7 +101,7 @@ def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
     config = config_of(folder)
     with serving(build_engine(config, folder), config) as server:
         expected = tokens_of(generate(server, asked(NUM, policy="none")))
-        ways = [("fixed:5", DRAFT_MODEL), ("fixed:3", PROMPT_LOOKUP), ("goodput", None)]
+        ways = [("fixed:5", DRAFT_MODEL), ("goodput", None)]
         for policy, proposer in ways:
             found = generate(server, asked(NUM, policy=policy, proposer=proposer))
             assert tokens_of(found) == expected
@@ -114,7 +114,7 @@ def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
         assert server.loop.lifecycle.num_preemptions
 
 
-@pytest.mark.parametrize("max_draft_len", [9, 64])
+@pytest.mark.parametrize("max_draft_len", [9, 24])
 def test_long_drafts_are_taken_back(folder: Path, max_draft_len: int) -> None:
     """Over several tiles, from short and long prompts."""
     config = config_of(folder, max_draft_len=max_draft_len)

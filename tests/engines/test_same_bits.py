@@ -340,8 +340,8 @@ def test_states_of_layers(dtype: torch.dtype) -> None:
     [
         ("llama", torch.float32, "int4"),
         ("llama", torch.float32, "kept"),
-        ("wide", torch.float32, "int8"),
-        ("gemma4, window 50", torch.float32, "whole"),
+        ("gemma4, window 50", torch.float32, "int8"),
+        ("wide", torch.float32, "whole"),
         ("llama", torch.bfloat16, "stored"),
         ("phi3", torch.bfloat16, "int8"),
     ],
