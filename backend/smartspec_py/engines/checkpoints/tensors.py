@@ -250,6 +250,12 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
             self._checked.add(name)
         return tensor.float() if tensor.dtype == torch.float64 else tensor
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Of the tensor when it is read. Does not dequantise it."""
+        if isinstance(self._tensors, GgufWeights):
+            return self._tensors.dtype(self._names[name])
+        return self[name].dtype
+
     def rows(self, name: str) -> Rows:
         """The matrix; its parts are checked when they are read."""
         matrix: Rows | None = None

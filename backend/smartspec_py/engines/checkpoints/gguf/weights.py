@@ -42,6 +42,10 @@ class GgufWeights(Mapping[str, torch.Tensor]):
             numbers = (-numbers).log()
         return numbers.reshape(place["shape"])
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Of the tensor when it is read."""
+        return PLAIN.get(self._places[name]["type"], torch.float32)
+
     def rows(self, name: str) -> GgufMatrix:
         """The matrix, or the vector as one row. The file must have it."""
         place = self._places[name]

@@ -103,7 +103,7 @@ class AssistantRunner(OpenVinoRunner):
         is_stored = not target.numbers.num_bits
         embedding = weights.stored(EMBEDDING) if is_stored else weights.int8(EMBEDDING, block=block)
         self._embedding, self._block = embedding, block
-        self._scale = _root(assistant.backbone, weights.tensors[EMBEDDING].dtype)
+        self._scale = _root(assistant.backbone, weights.dtype(EMBEDDING))
         weights.finish()
         model, of = assistant_model(assistant), target.config
         config = replace(

@@ -275,7 +275,7 @@ class DecoderGraph:
     def _root(self, name: str, width: int) -> float:
         """The factor of an embedding of Gemma, in the type of the files, as in training. name: of
         the weight."""
-        dtype = self.products.weights.tensors[name].dtype
+        dtype = self.products.weights.dtype(name)
         return torch.tensor(width**0.5).to(dtype).item()
 
     def _activated(self, gate: Any) -> Any:

@@ -160,6 +160,13 @@ class Weights:
         tensors = [self.tensors[name].detach() for name in names]
         return tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Of the tensor of this name."""
+        read: Callable[[str], torch.dtype] | None = getattr(self._files, "dtype", None)
+        if read is None or name in self._added:
+            return self.tensors[name].dtype
+        return read(name)
+
     def _rows(self, name: str) -> Rows:
         read: Callable[[str], Rows] | None = getattr(self._files, "rows", None)
         if read is None or name in self._added:
