@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_files import merged, random_adapters, shapes_of
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
@@ -17,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForImageTextToText,
 )
 
+from smartspec_py.engines.checkpoints.adapters import linear_layers
 from smartspec_py.engines.checkpoints.checks import (
     GEMMA_4,
     MODELS,
@@ -211,31 +213,51 @@ def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
     check(config)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {  # such as E2B
-            "num_hidden_layers": 6,
-            "num_kv_shared_layers": 3,
-            "hidden_size_per_layer_input": 8,
-            "use_double_wide_mlp": True,
-            "final_logit_softcapping": 5.0,
-        },
-        {  # such as 31B
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "hidden_size_per_layer_input": 0,
-            "use_bidirectional_attention": "vision",
-        },
-        {  # such as 26B-A4B
-            "enable_moe_block": True,
-            "top_k_experts": 2,
-            "hidden_size_per_layer_input": 0,
-        },
-    ],
-)
+OF_GEMMA_4: list[dict[str, Any]] = [
+    {  # such as E2B
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 3,
+        "hidden_size_per_layer_input": 8,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 5.0,
+    },
+    {  # such as 31B
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+    },
+    {  # such as 26B-A4B
+        "enable_moe_block": True,
+        "top_k_experts": 2,
+        "hidden_size_per_layer_input": 0,
+    },
+]
+
+
+@pytest.mark.parametrize("more", OF_GEMMA_4)
 def test_gemma_4(more: dict[str, Any]) -> None:
     check(make_config("gemma4_text", sliding_window=11, **more))
+
+
+@pytest.mark.parametrize("more", OF_GEMMA_4)
+def test_adapters_of_gemma_4(more: dict[str, Any]) -> None:
+    """Of all layers that may have them, beside a text without one. Only the last token of each text
+    goes through all layers."""
+    config = make_config("gemma4_text", **more)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    layers = linear_layers(config)
+    assert (layers.keys() < shapes_of(model).keys()) == config.enable_moe_block
+    adapters = random_adapters(layers, [3])
+    own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
+    runner = OpenVinoRunner(model, replace(own, adapters=adapters))
+    found = runner.forward([RowInput(i, 0, TOKENS, 1, len(TOKENS), adapter=i) for i in range(2)])
+    with torch.inference_mode():
+        for served, logits in zip((model, merged(model, adapters, "a")), found.logits, strict=True):
+            expected = served(torch.tensor([TOKENS]), use_cache=False).logits[0, -1]
+            largest = float(expected.abs().max())
+            torch.testing.assert_close(logits, expected, rtol=0.0, atol=1e-4 * largest)
 
 
 def test_states_of_all_tokens_of_gemma_4() -> None:

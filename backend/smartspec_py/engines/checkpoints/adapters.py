@@ -94,14 +94,21 @@ class Adapters:
 
 NO_ADAPTERS = Adapters()
 
+ROUTER = ".router.proj"
+"""How the name of a layer ends that chooses experts, in Gemma 4. In the other models, it is no
+linear layer."""
+
 
 def linear_layers(hf_config: Any) -> dict[str, tuple[int, int]]:
-    """Names and shapes [out, in] of the linear layers of a model, without its output layer."""
+    """Names and shapes [out, in] of the linear layers of a model that adapters can change: without
+    its output layer, and those that choose experts."""
     model = model_without_weights(hf_config)
     return {
         name: (layer.out_features, layer.in_features)
         for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
+        if isinstance(layer, torch.nn.Linear)
+        and layer is not model.get_output_embeddings()
+        and not name.endswith(ROUTER)
     }
 
 
