@@ -113,6 +113,20 @@ def stored(weight: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
         return np.random.default_rng(weight.size).integers(0, 256, shape, np.uint8) & 0xBF
 
 
+def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:
+    """None leaves out a field."""
+    for key, value in fields.items():
+        add = {
+            str: writer.add_string,
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            list: writer.add_array,
+            type(None): lambda *_: None,
+        }[type(value)]
+        add(key, value)
+
+
 def write_gguf(
     path: Path,
     model: Any,
@@ -152,16 +166,7 @@ def write_gguf(
         fields["attention.key_length"] = config.head_dim
     fields = {f"{name}.{key}": value for key, value in fields.items()}
     fields |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()} | changed
-    for key, value in fields.items():
-        add = {
-            str: writer.add_string,
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            list: writer.add_array,
-            type(None): lambda *_: None,
-        }[type(value)]
-        add(key, value)
+    add_fields(writer, fields)
     written = {}
     for parameter, weight in _parameters(model):
         if left_out and file_name(parameter, parts).endswith(left_out):

@@ -1,10 +1,14 @@
-"""What the tests of models with gated delta nets share."""
+"""What the tests of models with gated delta nets and of heads share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from smartspec_testing.local import LocalSink
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.constants import HEADS
+from smartspec_testing.local import LocalSink, generate
 
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
@@ -28,3 +32,27 @@ SIZES: dict[str, Any] = {
 def tokens_of(sinks: list[LocalSink]) -> list[list[int]]:
     assert [sink.error for sink in sinks] == [None] * len(sinks)
     return [sink.tokens for sink in sinks]
+
+
+def check_texts(
+    server: Any, asked: Sequence[GenerateParams], longest: str, least_accepted: int
+) -> None:
+    """Texts do not depend on drafts of the heads, most of which are accepted: all at once, and in a
+    second turn of the last one, whose first tokens are cached. asked: with the policy none.
+    longest: another policy. least_accepted: tokens of the second turn."""
+    expected = tokens_of(generate(server, asked))
+    for policy, proposer in (("fixed:3", HEADS), (longest, HEADS), ("goodput", None)):
+        found = generate(server, [replace(one, policy=policy, proposer=proposer) for one in asked])
+        assert tokens_of(found) == expected
+        if proposer == HEADS:
+            drafted, accepted = (
+                sum(getattr(sink.progress, f"num_{what}") for sink in found)
+                for what in ("drafted", "accepted")
+            )
+            assert accepted > 0.5 * drafted > 50
+    following = replace(asked[-1], text=asked[-1].text + " And so on.", policy="fixed:3")
+    [again] = generate(server, [replace(following, proposer=HEADS)])
+    assert again.progress.num_cached > 100
+    assert again.progress.num_accepted > least_accepted
+    [alone] = generate(server, [replace(following, policy="none", reuse_prefix=False)])
+    assert again.tokens == alone.tokens

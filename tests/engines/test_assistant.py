@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from net_models import tokens_of
+from net_models import check_texts
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, Gemma4TextConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
-from smartspec_py.constants import HEADS
 from smartspec_py.engines.checkpoints.checks import ModelError, check_model
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.drafts.assistant.model import read_assistant
@@ -27,7 +26,7 @@ from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_o
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
-from smartspec_testing.local import generate, serving
+from smartspec_testing.local import serving
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 VOCAB, WIDTH, WINDOW, NUM_LAYERS = 2048, 128, 11, 4
@@ -239,24 +238,7 @@ def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
         for n, one in enumerate(more)
     ]
     with serving(build_engine(config, folder), config) as server:
-        expected = tokens_of(generate(server, asked))
-        for policy, proposer in (("fixed:3", HEADS), ("fixed:6", HEADS), ("goodput", None)):
-            found = generate(
-                server, [replace(one, policy=policy, proposer=proposer) for one in asked]
-            )
-            assert tokens_of(found) == expected
-            if proposer == HEADS:
-                drafted, accepted = (
-                    sum(getattr(sink.progress, f"num_{what}") for sink in found)
-                    for what in ("drafted", "accepted")
-                )
-                assert accepted > 0.5 * drafted > 50
-        following = replace(asked[3], text=asked[3].text + " And so on.", policy="fixed:3")
-        [again] = generate(server, [replace(following, proposer=HEADS)])
-        assert again.progress.num_cached > 100
-        assert again.progress.num_accepted > 20
-        [alone] = generate(server, [replace(following, policy="none", reuse_prefix=False)])
-        assert again.tokens == alone.tokens
+        check_texts(server, asked, "fixed:6", 20)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_files import GEMMA_PARTS, add_fields, file_name
 from tokenizers import Tokenizer
 from transformers import Gemma4TextConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -72,28 +73,13 @@ EXPERTS = LARGE | {
     "top_k_experts": 2,
     "moe_intermediate_size": 24,
 }
-NAMES = {
+NAMES = {  # longer ones first
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
     "layer_scalar": "layer_output_scale.weight",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
@@ -103,7 +89,7 @@ NAMES = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
-    "model.layers": "blk",
+    **GEMMA_PARTS,
 }
 
 
@@ -160,16 +146,7 @@ def fields_of(config: Any) -> dict[str, Any]:
 def write(path: Path, model: Any, left_out: str = "", **changed: Any) -> None:
     """changed: fields; None leaves one out. left_out: a tensor that the file has not."""
     writer = gguf.GGUFWriter(path, "gemma4")
-    for key, value in (fields_of(model.config) | changed).items():
-        add = {
-            str: writer.add_string,
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            list: writer.add_array,
-            type(None): lambda *_: None,
-        }[type(value)]
-        add(key, value)
+    add_fields(writer, fields_of(model.config) | changed)
     tensors = dict(model.state_dict())
     del tensors["lm_head.weight"]
     num = SIZES["num_hidden_layers"]
@@ -177,11 +154,9 @@ def write(path: Path, model: Any, left_out: str = "", **changed: Any) -> None:
         for part in ("k_proj", "v_proj", "k_norm"):
             tensors[f"model.layers.{layer}.self_attn.{part}.weight"] = torch.ones(16, 32)
     for parameter, tensor in tensors.items():
-        name = parameter
-        for ours, theirs in NAMES.items():
-            name = name.replace(ours + ".weight", theirs + ".weight").replace(ours, theirs)
+        name = file_name(parameter, NAMES)
         if name != left_out:
-            writer.add_tensor(name.replace("model.", ""), tensor.numpy())
+            writer.add_tensor(name, tensor.numpy())
     if left_out != "rope_freqs.weight":
         divisors = np.array([1.0, 1.0] + [1e30] * 6, np.float32)
         writer.add_tensor("rope_freqs.weight", divisors)

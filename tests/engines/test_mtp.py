@@ -13,7 +13,7 @@ import torch
 from adapter_files import random_adapter, shapes_of, write_adapter
 from gguf_files import NET_FIELDS, NET_PARTS, few_fields, file_name, write_gguf
 from net_models import SIZES as NET_SIZES
-from net_models import tokens_of
+from net_models import check_texts
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -33,7 +33,7 @@ from smartspec_py.engines.runtimes.openvino.weights import Compressed
 from smartspec_py.engines.runtimes.runner import OPENVINO, PYTORCH, RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine
-from smartspec_testing.local import generate, serving
+from smartspec_testing.local import serving
 
 CPU = torch.device("cpu")
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
@@ -224,24 +224,7 @@ def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
     asked[0] = replace(asked[0], adapter="a")
     config = config_of(folder, {"weights": "int8", "lora": {"a": str(folder / "a")}})
     with serving(build_engine(config, folder), config) as server:
-        expected = tokens_of(generate(server, asked))
-        for policy, proposer in (("fixed:3", HEADS), ("fixed:9", HEADS), ("goodput", None)):
-            found = generate(
-                server, [replace(one, policy=policy, proposer=proposer) for one in asked]
-            )
-            assert tokens_of(found) == expected
-            if proposer == HEADS:
-                drafted, accepted = (
-                    sum(getattr(sink.progress, f"num_{what}") for sink in found)
-                    for what in ("drafted", "accepted")
-                )
-                assert accepted > 0.5 * drafted > 50
-        following = replace(asked[3], text=asked[3].text + " And so on.", policy="fixed:3")
-        [again] = generate(server, [replace(following, proposer=HEADS)])
-        assert again.progress.num_cached > 100
-        assert again.progress.num_accepted > 25
-        [alone] = generate(server, [replace(following, policy="none", reuse_prefix=False)])
-        assert again.tokens == alone.tokens
+        check_texts(server, asked, "fixed:9", 25)
 
 
 def test_files_without_the_layer_or_with_a_part_of_it(tmp_path: Path, folder: Path) -> None:

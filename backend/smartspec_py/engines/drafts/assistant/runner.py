@@ -26,13 +26,12 @@ from smartspec_py.engines.drafts.assistant.model import ORDERING, AssistantConfi
 from smartspec_py.engines.runtimes.openvino.attention import cache_names
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.gemma4 import Gemma4Graph
+from smartspec_py.engines.runtimes.openvino.graph import root
 from smartspec_py.engines.runtimes.openvino.operators import int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, checked_files
 from smartspec_py.engines.runtimes.openvino.weights import Weights, rows_of
 from smartspec_py.engines.runtimes.runner import STRIDE, PassOutput, RowInput, RunnerConfig
-
-Floats = NDArray[np.float32]
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -103,7 +102,7 @@ class AssistantRunner(OpenVinoRunner):
         is_stored = not target.numbers.num_bits
         embedding = weights.stored(EMBEDDING) if is_stored else weights.int8(EMBEDDING, block=block)
         self._embedding, self._block = embedding, block
-        self._scale = _root(assistant.backbone, weights.dtype(EMBEDDING))
+        self._scale = root(assistant.backbone, weights.dtype(EMBEDDING))
         weights.finish()
         model, of = assistant_model(assistant), target.config
         config = replace(
@@ -169,11 +168,6 @@ class AssistantRunner(OpenVinoRunner):
         start = time.perf_counter()
         self.forward(inputs).logits.argmax(-1).tolist()
         return time.perf_counter() - start
-
-
-def _root(width: int, dtype: torch.dtype) -> float:
-    """The factor of the target's embedding, see `DecoderGraph`."""
-    return torch.tensor(width**0.5).to(dtype).item()
 
 
 def _clusters(assistant: AssistantConfig) -> NDArray[np.int64] | None:

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from smartspec_py.core.plan.trees import MAX_NODES, WIDTH
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import Grammar, SequenceStart
-from smartspec_py.engines.cache.cached_model import history_of
+from smartspec_py.engines.base import SequenceStart
 from smartspec_py.engines.decoding.sampling import DraftRequest, best_guesses
-from smartspec_py.engines.decoding.shaping import TokenHistory
 from smartspec_py.engines.draft import NO_DRAFT, Draft
 from smartspec_py.engines.drafts.growing import (
     ChainGroup,
@@ -31,21 +28,13 @@ from smartspec_py.engines.drafts.growing import (
     first_and_further_s,
     tree_s,
 )
+from smartspec_py.engines.drafts.last_state import LastState, LastStateProposer
 from smartspec_py.engines.drafts.medusa.heads import MedusaHeads
-from smartspec_py.engines.proposer import DraftTask, Proposer, ProposerCapabilities
+from smartspec_py.engines.proposer import DraftTask, ProposerCapabilities
 
 
-@dataclass(slots=True)
-class _HeadsSequence:
-    """state: [hidden_size], from which the last token was drawn. history: for sampling; None if it
-    does not depend on earlier tokens, or if nothing was drafted yet."""
-
-    state: torch.Tensor
-    history: TokenHistory | None = None
-
-
-class MedusaProposer(Proposer):
-    """Medusa heads. It knows only sequences whose hidden states were reported."""
+class MedusaProposer(LastStateProposer):
+    """Medusa heads."""
 
     def __init__(
         self,
@@ -54,8 +43,8 @@ class MedusaProposer(Proposer):
         tree_context_len: int | None = None,
     ) -> None:
         """longest: the most tokens of a draft. tree_context_len: see `ProposerCapabilities`."""
+        super().__init__()
         self.heads = heads
-        self._sequences: dict[SequenceId, _HeadsSequence] = {}
         self.capabilities = ProposerCapabilities(
             max_draft_len=min(heads.num_heads, longest),
             has_passes=False,
@@ -74,14 +63,9 @@ class MedusaProposer(Proposer):
             times = tree_s(self._seconds, able.max_draft_len, max_sequences)
         self.capabilities = replace(able, draft_s=draft_s, tree_s=times)
 
-    def num_available(
-        self, sequence: SequenceId, tokens: Sequence[int], grammar: Grammar | None = None
-    ) -> int:
-        return self.capabilities.max_draft_len if sequence in self._sequences else 0
-
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        able = [task for task in tasks if task.draft_len and task.sequence in self._sequences]
+        able = self._able(tasks)
         if not able:
             return [NO_DRAFT for _ in tasks]
         states = torch.stack([self._sequences[task.sequence].state for task in able])
@@ -120,34 +104,12 @@ class MedusaProposer(Proposer):
             drafts |= zip([task.sequence for task in group], of_group, strict=True)
         return drafts
 
-    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Keep the last state. The copy frees the states of the whole pass."""
-        if hidden is None or not len(hidden):
-            return
-        state = hidden[-1].float().clone()
-        known = self._sequences.setdefault(sequence, _HeadsSequence(state))
-        known.state = state
-
-    def release(self, sequence: SequenceId) -> None:
-        self._sequences.pop(sequence, None)
-
-    def close(self) -> None:
-        self._sequences.clear()
-
-    def _history(self, task: DraftTask) -> TokenHistory | None:
-        known = self._sequences[task.sequence]
-        if known.history is None:
-            known.history = history_of(task.start)
-        if known.history is not None:
-            known.history.extend(task.tokens[len(known.history) :])
-        return known.history
-
     def _seconds(self, num_sequences: int, depth: int = 0) -> float:
         """Seconds to draft for so many sequences: chains, or trees of this depth. For sampled text
         it takes longer, so this is the mean of greedy and sampled text, each the fastest of some
         calls."""
         state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
-        self._sequences = {sequence: _HeadsSequence(state) for sequence in range(num_sequences)}
+        self._sequences = {sequence: LastState(state) for sequence in range(num_sequences)}
         longest = MAX_NODES if depth else self.capabilities.max_draft_len
         seconds = []
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):

@@ -66,9 +66,13 @@ class Gemma4Graph(DecoderGraph):
     def _embedding_scale(self) -> float:
         return self._root("model.embed_tokens.weight", self.config.hidden_size)
 
-    def _shared_keys(self) -> list[Any]:
+    def _given(self, states: Any, config: RunnerConfig) -> Any:
+        if not config.gives_keys:
+            return states
         last = [self._kept[self._last[kind]] for kind in sorted(self._last)]
-        return [op.unsqueeze(each, int_(0)) for both in last for each in both]
+        keys = op.concat([each for both in last for each in both], -1)
+        of_wanted = op.gather(keys, self.inputs["wanted"], int_(0))
+        return op.concat([states, op.unsqueeze(of_wanted, int_(0))], -1)
 
     def _inputs_of_layers(self, inner: Any, embedded: Any, width: int) -> list[Any]:
         """[1, N, width] each."""

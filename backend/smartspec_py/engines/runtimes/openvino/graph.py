@@ -115,17 +115,14 @@ class DecoderGraph:
             logits = op.divide(logits, float_(divisor))
         if cap := getattr(self.config, "final_logit_softcapping", None):
             logits = scaled(op.tanh(scaled(logits, 1 / cap)), cap)
-        if config.gives_keys:
-            keys = [op.gather(each, self.inputs["wanted"], int_(1)) for each in self._shared_keys()]
-            states = op.concat([states, *keys], -1)
-        wanted = [logits, states] if config.gives_hidden else [logits]
+        wanted = [logits, self._given(states, config)] if config.gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
         return self._model(wanted)
 
-    def _shared_keys(self) -> list[Any]:
-        """See `RunnerConfig.gives_keys`, [1, N, heads * D] each."""
-        raise NotImplementedError
+    def _given(self, states: Any, config: RunnerConfig) -> Any:
+        """What gives_hidden returns of these states of the wanted tokens."""
+        return states
 
     def _embedded(self, model: Any) -> Any:
         """What the first layer reads, [1, N, hidden_size]."""
@@ -275,8 +272,7 @@ class DecoderGraph:
     def _root(self, name: str, width: int) -> float:
         """The factor of an embedding of Gemma, in the type of the files, as in training. name: of
         the weight."""
-        dtype = self.products.weights.dtype(name)
-        return torch.tensor(width**0.5).to(dtype).item()
+        return root(width, self.products.weights.dtype(name))
 
     def _activated(self, gate: Any) -> Any:
         if activation(self.config) == "silu":
@@ -343,6 +339,11 @@ class DecoderGraph:
         if is_stored_less_one(norm):
             weight = weight.float() + 1.0
         return op.multiply(normed, self.products.stored(weight))
+
+
+def root(width: int, dtype: torch.dtype) -> float:
+    """The root of the width, rounded to this type."""
+    return torch.tensor(width**0.5).to(dtype).item()
 
 
 def _width(states: Any) -> int:
