@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.checkpoints.checks import ModelError, check_sizes
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 

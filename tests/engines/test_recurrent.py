@@ -20,10 +20,11 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.api.inputs import GenerateParams
 from smartspec_py.config import ServerConfig
 from smartspec_py.constants import DRAFT_MODEL, PROMPT_LOOKUP
-from smartspec_py.engines.checkpoints.checks import ModelError, check_sizes
+from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.recurrent import num_key_layers, state_shapes
+from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.engines.runtimes.openvino.recurrent import (
     KEPT,
     PAST,

@@ -18,11 +18,11 @@ from smartspec_py.engines.checkpoints.checks import (
     check_files,
     check_model,
     check_quantization,
-    check_sizes,
     read_json,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
+from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.faults import cut, shown
 
 WINDOWED = (

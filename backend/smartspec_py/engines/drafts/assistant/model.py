@@ -20,12 +20,12 @@ from smartspec_py.engines.checkpoints.checks import (
     ASSISTANTS,
     GEMMA_4,
     ModelError,
-    check_sizes,
     read_json,
     wrong_field,
 )
 from smartspec_py.engines.checkpoints.config import key_shape, model_without_weights
 from smartspec_py.engines.checkpoints.head_files import of_another_model
+from smartspec_py.engines.checkpoints.sizes import check_sizes
 
 ORDERING = "masked_embedding.token_ordering"
 """Of the files: the tokens of each cluster, [clusters * tokens of a cluster]."""

@@ -31,7 +31,6 @@ from smartspec_py.engines.checkpoints import checks
 from smartspec_py.engines.checkpoints.checks import (
     ROTATIONS,
     ModelError,
-    check_sizes,
     read_json,
     wrong_field,
 )
@@ -43,6 +42,7 @@ from smartspec_py.engines.checkpoints.head_files import (
     target_tensor,
 )
 from smartspec_py.engines.checkpoints.rope import IS_OLD, rope_of, use_new_rope
+from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.engines.checkpoints.tensors import check_finite, check_type
 from smartspec_py.engines.runtimes.pytorch.packed import (
     ATTENTION_NAME,
