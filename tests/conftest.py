@@ -47,6 +47,13 @@ def keep_the_summary_last() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+@pytest.fixture(autouse=True)
+def one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each graph of OpenVINO, which takes half a second to compile one of the tests' models."""
+    if runner := sys.modules.get("smartspec_py.engines.runtimes.openvino.runner"):
+        monkeypatch.setattr(runner, "MOST_COPIES", 1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def servers_have_ended() -> Iterator[None]:
     """Those whose stop went on beside other tests, if there were any."""

@@ -164,11 +164,12 @@ class OpenVinoRunner(Runner):
         model: Any,
         config: RunnerConfig,
         weights: Weights | None = None,
-        most_copies: int = MOST_COPIES,
+        most_copies: int | None = None,
         numbers: Numbers | None = None,
     ) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
-        model. numbers: how products are computed, if this is known. Raises ModelError."""
+        model. most_copies: None means MOST_COPIES. numbers: how products are computed, if this is
+        known. Raises ModelError."""
         core, of_model = ov.Core(), weights or Weights(ByExpert(model.state_dict()))
         if numbers is None:
             precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -200,6 +201,7 @@ class OpenVinoRunner(Runner):
         self._most_padding = min(MOST_PADDING, wanted)
         self._cheap_tokens = CHEAP_TOKENS if numbers.is_bounded else 0
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
+        most_copies = most_copies or MOST_COPIES
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, products.num_bytes))
         compiled = _compiled(core, built, _settings(config, numbers), num_copies)
         self.compiled = compiled[0]
