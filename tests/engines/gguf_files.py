@@ -168,7 +168,7 @@ def write_gguf(
     fields |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()} | changed
     add_fields(writer, fields)
     written = {}
-    for parameter, weight in _parameters(model):
+    for parameter, weight in file_parameters(model):
         if left_out and file_name(parameter, parts).endswith(left_out):
             continue
         numbers = weight.detach().float().numpy() + (is_gemma and "norm" in parameter)
@@ -190,7 +190,7 @@ def write_gguf(
     return written
 
 
-def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+def file_parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """A file has gate and up of experts in two tensors."""
     for name, weight in model.named_parameters():
         if ".experts.gate_up_proj" in name:

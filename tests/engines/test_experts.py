@@ -20,6 +20,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.experts import EXPERT_BIAS
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.slow  # so that they run beside the others
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
 PROMPT = [5, 6, 7, 8]
 NUM_EXPERTS, NUM_LAYERS = 6, 2
+KINDS = ("lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 128,
@@ -50,7 +52,14 @@ SIZES: dict[str, Any] = {
 
 def make_model(kind: str = "qwen3_moe") -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES)).eval()
+    own: dict[str, Any] = {}
+    if kind == "lfm2_moe":
+        own = {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | own)).eval()
+    for name, bias in model.named_buffers():
+        if name.endswith(EXPERT_BIAS):
+            torch.nn.init.uniform_(bias, -0.5, 0.5)
+    return model
 
 
 def logits_of(runner: OpenVinoRunner) -> torch.Tensor:
@@ -70,7 +79,7 @@ def types_of_experts(runner: OpenVinoRunner) -> list[str]:
     return [n.input(1).get_element_type().to_string() for n in products]
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint(tmp_path: Path, kind: str) -> None:
     """Transformers writes a tensor for each matrix of each expert, as published files have it."""
     model = make_model(kind)
@@ -81,12 +90,13 @@ def test_a_checkpoint(tmp_path: Path, kind: str) -> None:
     assert torch.equal(logits_of(runner), logits_of(OpenVinoRunner(model, CONFIG)))
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_with_one_tensor_for_all_experts(tmp_path: Path, kind: str) -> None:
     """As Transformers has them itself."""
     model = make_model(kind)
     model.save_pretrained(tmp_path, save_original_format=False)
-    assert "model.layers.0.mlp.experts.down_proj" in load_file(tmp_path / "model.safetensors")
+    mlp = "feed_forward" if kind == "lfm2_moe" else "mlp"
+    assert f"model.layers.0.{mlp}.experts.down_proj" in load_file(tmp_path / "model.safetensors")
     runner = load_openvino_runner(replace(CONFIG, path=tmp_path))
     assert torch.equal(logits_of(runner), logits_of(OpenVinoRunner(model, CONFIG)))
 

@@ -21,12 +21,14 @@ from transformers.models.auto.modeling_auto import (
 from smartspec_py.engines.checkpoints.adapters import linear_layers
 from smartspec_py.engines.checkpoints.checks import (
     GEMMA_4,
+    LFM2,
     MODELS,
     OPENVINO_ONLY,
     RECURRENT,
     ModelError,
     check_model,
 )
+from smartspec_py.engines.checkpoints.experts import EXPERT_BIAS
 from smartspec_py.engines.checkpoints.pair import WINDOWED, has_window
 from smartspec_py.engines.checkpoints.rope import fix_longrope
 from smartspec_py.engines.runtimes.openvino.model_types import can_write_out
@@ -93,6 +95,10 @@ def make_config(kind: str, **more: Any) -> PreTrainedConfig:
         rope = {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
         layers = ["linear_attention", "full_attention"]
         sizes |= {"layer_types": layers, "rope_parameters": rope}
+    if kind in LFM2:
+        sizes["layer_types"] = ["conv", "full_attention"]
+    if kind == "lfm2_moe":
+        sizes |= {"num_dense_layers": 1, "routed_scaling_factor": 1.5}
     if kind in GEMMA_4:
         layers = ["sliding_attention", "full_attention"] * (sizes["num_hidden_layers"] // 2)
         sizes |= {"layer_types": layers, "global_head_dim": 16, "vocab_size_per_layer_input": 96}
@@ -109,6 +115,9 @@ def check(config: PreTrainedConfig, served: PreTrainedConfig | None = None) -> N
     with torch.inference_mode():
         for weight in model.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
+        for name, bias in model.named_buffers():
+            if name.endswith(EXPERT_BIAS):
+                bias.uniform_(-0.5, 0.5)
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
     weights = model.state_dict()
     model = AutoModelForCausalLM.from_config(served or config).eval()
@@ -277,6 +286,7 @@ def test_states_of_all_tokens_of_gemma_4() -> None:
 
 GEMMA_3 = "gemma3", "gemma3_text", "siglip_vision_model"
 GEMMA_4_IMAGES = "gemma4", "gemma4_text", "gemma4_vision"
+LFM2_VL = "lfm2_vl", "lfm2", "siglip2_vision_model"
 MISTRAL_3 = "mistral3", "mistral", "pixtral"
 QWEN_3_5 = (
     ("qwen3_5", "qwen3_5_text", "qwen3_5_vision"),
@@ -291,7 +301,7 @@ QWEN_3_5 = (
     [
         *((load, *GEMMA_3) for load in (load_runner, load_openvino_runner)),
         *((load, *MISTRAL_3) for load in (load_runner, load_openvino_runner)),
-        *((load_openvino_runner, *kinds) for kinds in (*QWEN_3_5, GEMMA_4_IMAGES)),
+        *((load_openvino_runner, *kinds) for kinds in (*QWEN_3_5, GEMMA_4_IMAGES, LFM2_VL)),
     ],
 )
 def test_the_language_model_of_one_that_reads_images(
@@ -328,7 +338,8 @@ def test_the_language_model_of_one_that_reads_images(
     weights["mtp.fc.weight"] = torch.ones(1)
     save_file(weights, tmp_path / "model.safetensors")
     torch.testing.assert_close(load(own).forward(prompt).logits[0], expected, **CLOSE)
-    save_file(weights | {"model.norm.weight": torch.ones(32)}, tmp_path / "model.safetensors")
+    twice = {f"model.{'embedding_norm' if text in LFM2 else 'norm'}.weight": torch.ones(32)}
+    save_file(weights | twice, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"have both .*norm\.weight"):
         load(own)
 

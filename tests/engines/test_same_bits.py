@@ -22,6 +22,7 @@ from local_models import VOCAB_SIZE, check_cache
 from quantised_files import gptq_settings, gptq_tensors
 from transformers import (
     Gemma4TextConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -93,6 +94,7 @@ CONFIGS = {
         linear_num_value_heads=4,
         linear_value_head_dim=32,
     ),
+    "convolutions": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
     "no groups": LlamaConfig(
         **SIZES | {"hidden_size": 200, "num_attention_heads": 4, "intermediate_size": 4872}
     ),
@@ -313,7 +315,7 @@ CASES = [
 WHOLE = ("gemma4, window 50", "phi3", "qwen2", "wide")
 """With products of whole numbers, the others are computed in float32."""
 
-ODD, OF_ODD = ("experts", "recurrent"), ("stored", "int8", "int4", "whole")
+ODD, OF_ODD = ("convolutions", "experts", "recurrent"), ("stored", "int8", "int4", "whole")
 """Computed in float32, with any weights."""
 
 
@@ -342,6 +344,7 @@ def test_states_of_layers(dtype: torch.dtype) -> None:
         ("llama", torch.float32, "kept"),
         ("gemma4, window 50", torch.float32, "int8"),
         ("wide", torch.float32, "whole"),
+        ("convolutions", torch.float32, "int8"),
         ("llama", torch.bfloat16, "stored"),
         ("phi3", torch.bfloat16, "int8"),
     ],

@@ -40,6 +40,8 @@ MODELS = {
     "granitemoe": "GraniteMoeForCausalLM",
     "helium": "HeliumForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -68,7 +70,10 @@ tests/engines/test_model_types.py compares each with Transformers. Other models 
 or masks to attention in other ways, and would be served with wrong texts."""
 
 RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text")
-"""Those of MODELS with layers that have a recurrent state."""
+"""Those of MODELS with gated delta nets, layers that have a recurrent state."""
+
+LFM2 = ("lfm2", "lfm2_moe")
+"""Those with layers that only convolve."""
 
 GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
 """Those of MODELS whose layers may have keys of other sizes, or those of earlier layers."""
@@ -76,13 +81,14 @@ GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 """Types of models that draft for these, see `drafts.assistant`."""
 
-OPENVINO_ONLY = (*RECURRENT, *GEMMA_4)
+OPENVINO_ONLY = (*RECURRENT, *LFM2, *GEMMA_4)
 """Those of MODELS that PyTorch does not compute."""
 
 WITH_IMAGES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
+    "lfm2_vl": "Lfm2VlForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",

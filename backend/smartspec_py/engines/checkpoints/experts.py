@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
+TYPES = ("lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
 """Types of models with experts whose files have these names."""
 
 
@@ -32,12 +32,15 @@ OF_MIXTRAL = {
     ".w2.weight": ".down_proj.weight",
     ".w3.weight": ".up_proj.weight",
 }
-"""Parts of names in files of Mixtral, and what they are in the other models."""
+"""Parts of names in files of Mixtral and LFM2, and what they are in the other models."""
+
+EXPERT_BIAS = ".expert_bias"
+"""How the name of what is added to the scores of experts of LFM2 ends. It is no parameter."""
 
 
 def usual_name(name: str) -> str:
-    """The name of a tensor of Mixtral as other models would have it."""
-    if ".block_sparse_moe." in name:
+    """The name of a tensor of Mixtral or LFM2 as other models would have it."""
+    if ".block_sparse_moe." in name or ".feed_forward.experts." in name:
         for part, usual in OF_MIXTRAL.items():
             name = name.replace(part, usual)
     return name

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from smartspec_py.engines.checkpoints.checks import (
     GEMMA_4,
+    LFM2,
     RECURRENT,
     ModelError,
     check_files,
@@ -21,7 +22,7 @@ from smartspec_py.engines.checkpoints.checks import (
     read_json,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
-from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
+from smartspec_py.engines.checkpoints.recurrent import CONV, LINEAR_ATTENTION
 from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.faults import cut, shown
 
@@ -214,6 +215,8 @@ def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
     layers -= {"full_attention", "sliding_attention"}
     if config.model_type in RECURRENT:
         layers.discard(LINEAR_ATTENTION)
+    if config.model_type in LFM2:
+        layers.discard(CONV)
     if has_window(config, longest) and config.model_type not in WINDOWED:
         layers.add("sliding_attention")
     if layers == {"sliding_attention"}:

@@ -20,6 +20,7 @@ SIZES = (
     "head_dim",
     "max_position_embeddings",
     "linear_conv_kernel_dim",
+    "conv_L_cache",
     "linear_key_head_dim",
     "linear_value_head_dim",
     "linear_num_key_heads",

@@ -16,6 +16,7 @@ from typing import Any
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_config
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
+from smartspec_py.engines.checkpoints.gguf.lfm2 import LFM2, LFM2_MOE, lfm2_config
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import ConfigError, cut
 
@@ -37,6 +38,8 @@ MODELS = {
     "gemma3": (GEMMA_3, "Gemma3ForCausalLM"),
     "gemma4": (GEMMA_4, "Gemma4ForCausalLM"),
     "granite": (GRANITE, "GraniteForCausalLM"),
+    "lfm2": (LFM2, "Lfm2ForCausalLM"),
+    "lfm2moe": (LFM2_MOE, "Lfm2MoeForCausalLM"),
     "mistral3": (MINISTRAL, "Ministral3ForCausalLM"),
     "phi3": (PHI, "Phi3ForCausalLM"),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
@@ -101,8 +104,9 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         "rms_norm_eps": of.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    if model_type == GEMMA_4:
-        config |= _gemma_4(of, config, tensors)
+    if model_type in (GEMMA_4, LFM2, LFM2_MOE):
+        is_gemma = model_type == GEMMA_4
+        config |= _gemma_4(of, config, tensors) if is_gemma else lfm2_config(of, config)
         _check_unused(of)
         return config
     config |= _heads(of) | {

@@ -29,6 +29,7 @@ from smartspec_py.engines.checkpoints.gguf.config import (
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_tensors, unused_names
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
+from smartspec_py.engines.checkpoints.gguf.lfm2 import LFM2, LFM2_MOE, lfm2_tensors
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import ConfigError
 
@@ -133,9 +134,12 @@ def read_places(
         }
     parts_with_bias = {name.split(".")[-2] for name in tensors if name.endswith(".bias")}
     left, places = dict(tensors), dict[str, Any]()
-    wanted = [*_wanted(config, num_tokens), *_wanted_of_nets(config)]
     if model_type == GEMMA_4:
         wanted = [*gemma_4_tensors(config, num_tokens)]
+    elif model_type in (LFM2, LFM2_MOE):
+        wanted = [*lfm2_tensors(config, num_tokens)]
+    else:
+        wanted = [*_wanted(config, num_tokens), *_wanted_of_nets(config)]
     for name, parameter, shape in wanted:
         *_, part, kind = name.split(".")
         tensor = left.pop(name, None)
@@ -154,7 +158,7 @@ def read_places(
             if kind == "ssm_a":
                 places[parameter]["is_rate"] = True
             places[parameter]["shape"] = shape
-            if part == "ssm_conv1d":
+            if part in ("ssm_conv1d", "conv"):
                 places[parameter]["shape"] = [shape[0], 1, shape[1]]
         elif kind == "bias" and part not in parts_with_bias:
             places[parameter] = {"type": ZEROS, "shape": shape}

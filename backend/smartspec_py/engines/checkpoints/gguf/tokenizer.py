@@ -41,7 +41,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "gpt-2": (_GPT2,),
     **dict.fromkeys(("smollm", "starcoder", "refact"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(
-        ("llama-bpe", "llama-v3", "llama3", "falcon3", "smaug-bpe", "dbrx"), (_LLAMA3,)
+        ("llama-bpe", "llama-v3", "llama3", "falcon3", "lfm2", "smaug-bpe", "dbrx"), (_LLAMA3,)
     ),
     "gpt-4o": (_GPT4O,),
     "tekken": (_GPT4O.replace(_ENDING, "").replace("{1,3}", ""),),
@@ -60,7 +60,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
 """How a text is split before tokens are merged, by `tokenizer.ggml.pre`: by one rule after the
 other."""
 
-WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3", "falcon3", "tekken")
+WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3", "falcon3", "lfm2", "tekken")
 """A word that is a token is not merged from its parts. Texts begin with the start token."""
 
 END_NAMES = {
@@ -74,6 +74,8 @@ END_NAMES = {
     "gemma3": ("<end_of_turn>",),
     "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
     "granite": (),
+    "lfm2": (),
+    "lfm2moe": (),
     "mistral3": (),
     "phi3": ("<|end|>", "<|endoftext|>"),
     "smollm3": ("<|end_of_text|>",),

@@ -14,12 +14,14 @@ import openvino.opset15 as op
 import openvino.opset17 as op17
 
 from smartspec_py.engines.checkpoints.experts import PARTS, expert_names
-from smartspec_py.engines.runtimes.openvino.operators import int_, ints, parameter
+from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
 
 NUM_TOKENS = "num_tokens"
 """A vector of one number, int64: how many tokens a pass has without its padding. Experts of padding
 would be read for nothing. Graphs without experts have no such input."""
+
+EPS = 1e-6
 
 
 def has_shared(mlp: Any) -> bool:
@@ -70,15 +72,25 @@ class Experts:
         *,
         is_normed: bool = True,
         factors: str | None = None,
+        bias: str | None = None,
+        is_sigmoid: bool = False,
     ) -> Routed:
         """name: of the weight [num_experts, hidden_size], which is never rounded. states: [1, N,
         hidden_size]. is_normed: whether the shares of a token are divided by their sum. factors:
-        name of a vector by which they are multiplied then, one number for each expert."""
+        name of a vector by which they are multiplied then, one number for each expert. bias: of a
+        vector that is added to the scores for the choice alone. is_sigmoid: whether the scores do
+        not depend on each other, as those of LFM2, which divides by a little more than the sum."""
         odds = op.matmul(op.squeeze(states, int_(0)), self._stored(name), False, True)
-        odds = op.slice(op.softmax(odds, 1), ints(0), self._num_tokens, ints(1), ints(0))
-        shares, experts = op.topk(odds, int_(num_chosen), 1, "max", "value").outputs()
+        odds = op.sigmoid(odds) if is_sigmoid else op.softmax(odds, 1)
+        odds = op.slice(odds, ints(0), self._num_tokens, ints(1), ints(0))
+        scores = odds if bias is None else op.add(odds, self._stored(bias))
+        shares, experts = op.topk(scores, int_(num_chosen), 1, "max", "value").outputs()
+        if bias is not None:
+            # From the scores: with a second use of the odds, OpenVINO 2026.4 leaves out the slice.
+            shares = op.subtract(shares, op.gather(self._stored(bias), experts, int_(0)))
         if is_normed:
-            shares = op.divide(shares, op.reduce_sum(shares, ints(1), keep_dims=True))
+            total = op.reduce_sum(shares, ints(1), keep_dims=True)
+            shares = op.divide(shares, op.add(total, float_(EPS)) if is_sigmoid else total)
         flat = op.reshape(experts, ints(-1), special_zero=False)
         if factors is not None:
             shares = op.multiply(shares, op.gather(self._stored(factors), experts, int_(0)))

@@ -7,6 +7,7 @@ is OpenVINO's own operator for paged keys and values. It also writes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,18 @@ import openvino.opset15 as op
 import torch
 
 from smartspec_py.engines.checkpoints.experts import has_experts
-from smartspec_py.engines.checkpoints.recurrent import has_tiled_heads, state_shapes
+from smartspec_py.engines.checkpoints.recurrent import (
+    StateShapes,
+    has_tiled_heads,
+    state_shapes,
+)
 from smartspec_py.engines.runtimes.openvino.attention import (
     INPUTS,
     LONGEST,
     cache_names,
     paged_attention,
 )
-from smartspec_py.engines.runtimes.openvino.experts import Experts, has_shared
+from smartspec_py.engines.runtimes.openvino.experts import Experts, Routed, has_shared
 from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
@@ -50,6 +55,9 @@ class DecoderGraph:
     _part = "model"
     """How the names of the layers and of the last norm begin."""
 
+    _names: Mapping[str, str] = MappingProxyType({})
+    """Names of parts of the model, where they are not the usual ones."""
+
     def __init__(
         self,
         model: Any,
@@ -65,7 +73,7 @@ class DecoderGraph:
         self.max_len, self.num_threads = max_len, num_threads
         layers = model.model.layers
         attending = layers_with_keys(model)
-        recurrent = [i for i, layer in enumerate(layers) if hasattr(layer, "linear_attn")]
+        recurrent = [i for i, layer in enumerate(layers) if not hasattr(layer, "self_attn")]
         self._places = {
             index: place for kind in (attending, recurrent) for place, index in enumerate(kind)
         }
@@ -83,17 +91,25 @@ class DecoderGraph:
             parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
             for name in cache_names(len(attending))
         ]
-        self.nets = None if shapes is None else DeltaNets(products, shapes, has_tiled_heads(config))
+        self.nets = None if shapes is None else self._nets(shapes)
         if self.nets is not None:
             self.inputs |= self.nets.inputs
             self.caches += self.nets.layers
-        rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
+        own = getattr(model.model, "rotary_emb", None) or model.model.pos_emb
+        rotary = type(own)(config)  # on the CPU, wherever the model is
         kinds = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
         self.rotations = {
             kind: self._by_position(rotation_table(rotary, max_len, kind)) for kind in kinds
         }
         factors = query_factors(config, max_len)
         self.query_factors = None if factors is None else self._of_tokens(factors[:, None])
+
+    def _named(self, part: str) -> str:
+        return self._names.get(part, part)
+
+    def _nets(self, shapes: StateShapes) -> Any:
+        """Of the layers with states."""
+        return DeltaNets(self.products, shapes, has_tiled_heads(self.config))
 
     def build(self, model: Any, config: RunnerConfig) -> ov.Model:
         """The results, for the wanted tokens, are logits [M, vocab_size] and, with gives_hidden,
@@ -107,8 +123,8 @@ class DecoderGraph:
             states = self._layer(index, layer, states)
         wanted_states = op.gather(states, self.inputs["wanted"], int_(1))
         if len(inner.layers) in state_layers:
-            inputs.append(self._norm(f"{self._part}.norm", inner.norm, states))
-        states = self._norm(f"{self._part}.norm", inner.norm, wanted_states)
+            inputs.append(self._layer_norm(self._part, inner, "norm", states))
+        states = self._layer_norm(self._part, inner, "norm", wanted_states)
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = self.products.linear([head], states, config.vocab_size)
         if (divisor := granite_factor(self.config, "logits_scaling")) != 1.0:
@@ -141,11 +157,8 @@ class DecoderGraph:
         has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
         before_mlp = "pre_feedforward_layernorm" if has_outer_norms else "post_attention_layernorm"
         normed = self._layer_norm(name, layer, "input_layernorm", states)
-        if self.nets is not None and hasattr(layer, "linear_attn"):
-            name_of_net, place = f"{name}.linear_attn", self._places[index]
-            out = self.nets.mixed(place, name_of_net, layer.linear_attn, normed, self._silu)
-        else:
-            out = self._attention(index, name, layer, normed)
+        has_keys = hasattr(layer, "self_attn")
+        out = (self._attention if has_keys else self._mixed)(index, name, layer, normed)
         if has_outer_norms:
             out = self._layer_norm(name, layer, "post_attention_layernorm", out)
         factor = granite_factor(self.config, "residual_multiplier")
@@ -156,12 +169,21 @@ class DecoderGraph:
             out = self._layer_norm(name, layer, "post_feedforward_layernorm", out)
         return op.add(states, scaled(out, factor))
 
+    def _mixed(self, index: int, name: str, layer: Any, normed: Any) -> Any:
+        """What a layer with a state has in place of attention, [1, N, hidden_size]. index: of the
+        layer."""
+        assert self.nets is not None
+        name_of_net, place = f"{name}.linear_attn", self._places[index]
+        return self.nets.mixed(place, name_of_net, layer.linear_attn, normed, self._silu)
+
     def _feed_forward(self, name: str, layer: Any, states: Any, normed: Any) -> Any:
         """Of the states, which are normed for the MLP."""
-        return self._mlp(f"{name}.mlp", layer.mlp, normed)
+        part = self._named("mlp")
+        return self._mlp(f"{name}.{part}", getattr(layer, part), normed)
 
     def _layer_norm(self, name: str, layer: Any, part: str, states: Any) -> Any:
-        """The states, normed if the layer has this norm."""
+        """The states, normed if the layer, or the model, has this norm."""
+        part = self._named(part)
         if not hasattr(layer, part):
             return states
         return self._norm(f"{name}.{part}", getattr(layer, part), states)
@@ -187,7 +209,7 @@ class DecoderGraph:
         attended = op.unsqueeze(attended, int_(0))
         if gate is not None:
             attended = op.multiply(attended, op.sigmoid(gate))
-        return self.products.linear([f"{name}.self_attn.o_proj"], attended)
+        return self.products.linear([f"{name}.self_attn.{self._named('o_proj')}"], attended)
 
     def _heads(self, index: int, name: str, attention: Any, normed: Any) -> tuple[Any, ...]:
         """Queries, keys and values of the tokens, [N, heads * D] each, and the gate of the output,
@@ -206,24 +228,30 @@ class DecoderGraph:
         """part: q or k. states: [1, N, heads * D]. Returns [N, heads * D]."""
         layer_type = self.config.layer_types[index] if None not in self.rotations else None
         rotation = self.rotations[layer_type] if is_rotated(attention) else None
-        norm = getattr(attention, f"{part}_norm", None)
-        return self._rotated(states, f"{name}.{part}_norm", norm, rotation, attention.head_dim)
+        name_of_norm = self._named(f"{part}_norm")
+        norm = getattr(attention, name_of_norm, None)
+        return self._rotated(states, f"{name}.{name_of_norm}", norm, rotation, attention.head_dim)
 
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
         """name, mlp: of the MLP, a mixture of experts or one of its parts."""
         if hasattr(mlp, "experts"):
-            gate = mlp.gate
-            routed = self.experts.routed(
-                f"{name}.gate.weight",
-                normed,
-                gate.num_experts,
-                gate.top_k,
-                is_normed=getattr(gate, "norm_topk_prob", True),
+            mixed = self.experts.mixed(
+                name, normed, self._routed(name, mlp, normed), self._activated
             )
-            mixed = self.experts.mixed(name, normed, routed, self._activated)
             return op.add(mixed, self._shared(name, mlp, normed)) if has_shared(mlp) else mixed
         gate, up = self._mlp_inputs(name, mlp, normed)
-        return self.products.linear([f"{name}.down_proj"], op.multiply(self._activated(gate), up))
+        inner = op.multiply(self._activated(gate), up)
+        return self.products.linear([f"{name}.{self._named('down_proj')}"], inner)
+
+    def _routed(self, name: str, mlp: Any, normed: Any) -> Routed:
+        gate = mlp.gate
+        return self.experts.routed(
+            f"{name}.gate.weight",
+            normed,
+            gate.num_experts,
+            gate.top_k,
+            is_normed=getattr(gate, "norm_topk_prob", True),
+        )
 
     def _shared(self, name: str, mlp: Any, normed: Any) -> Any:
         """What the expert of all tokens gives."""
@@ -254,7 +282,8 @@ class DecoderGraph:
     def _mlp_inputs(self, name: str, mlp: Any, normed: Any) -> Sequence[Any]:
         """Gate and the values that it multiplies, [1, N, width] each."""
         parts = ["gate_up_proj"] if hasattr(mlp, "gate_up_proj") else ["gate_proj", "up_proj"]
-        return self._split(name, parts, normed, [mlp.down_proj.in_features] * 2)
+        parts, down = list(map(self._named, parts)), getattr(mlp, self._named("down_proj"))
+        return self._split(name, parts, normed, [down.in_features] * 2)
 
     def _split(
         self, name: str, parts: Sequence[str], states: Any, widths: Sequence[int]

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 
 from smartspec_py.engines.checkpoints import experts
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, RECURRENT, SERVED_ROTATIONS
+from smartspec_py.engines.checkpoints.checks import GEMMA_4, LFM2, RECURRENT, SERVED_ROTATIONS
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
-    *("exaone4", "gemma3_text", *GEMMA_4, "granite", "llama", "ministral3", "mistral", "olmo2"),
-    *("olmo3", "phi3", "qwen2", "qwen3", "qwen3_5_text", "seed_oss", "smollm3"),
+    *("exaone4", "gemma3_text", *GEMMA_4, "granite", *LFM2, "llama", "ministral3", "mistral"),
+    *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_5_text", "seed_oss", "smollm3"),
     *experts.TYPES,
 )
 """Supported values of `model_type`. These models have a gated MLP, or a mixture of such experts.
 Layers may have biases, norms of queries and keys, RMS norms before or after attention and MLP, one
 matrix for several products, rotation of a part of a head or none, queries that grow with the
 position, and factors of embeddings, layers and logits. Some layers may be gated delta nets in
-place of attention, see `recurrent`; for Gemma 4, see `gemma4`."""
+place of attention, see `recurrent`; for Gemma 4, see `gemma4`, and for LFM2 `lfm2`."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
@@ -34,7 +34,7 @@ def can_write_out(config: Any) -> bool:
     """Whether a model with this Transformers config has this layout, without other parts."""
     if config.model_type not in MODEL_TYPES:
         return False
-    if config.model_type in RECURRENT and (
+    if config.model_type in (*RECURRENT, *LFM2) and (
         activation(config) != "silu" or "full_attention" not in config.layer_types
     ):
         return False
@@ -58,6 +58,8 @@ def auto_weights(num_parameters: int) -> str:
 
 def activation(config: Any) -> str:
     """The name of the MLP's activation."""
+    if config.model_type in LFM2:
+        return "silu"
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 

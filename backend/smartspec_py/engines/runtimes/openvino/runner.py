@@ -39,9 +39,15 @@ import openvino as ov
 import torch
 
 from smartspec_py.cache_dir import cache_dir
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, ModelError
+from smartspec_py.engines.checkpoints.checks import GEMMA_4, LFM2, ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
-from smartspec_py.engines.checkpoints.experts import EXPERTS, ByExpert, has_experts, usual_name
+from smartspec_py.engines.checkpoints.experts import (
+    EXPERT_BIAS,
+    EXPERTS,
+    ByExpert,
+    has_experts,
+    usual_name,
+)
 from smartspec_py.engines.checkpoints.mtp import mtp_parameters
 from smartspec_py.engines.checkpoints.recurrent import TILE, state_shapes
 from smartspec_py.engines.checkpoints.tensors import (
@@ -58,6 +64,7 @@ from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS
 from smartspec_py.engines.runtimes.openvino.gemma4 import LAST, LAST_INPUTS, Gemma4Graph
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
+from smartspec_py.engines.runtimes.openvino.lfm2 import Lfm2Graph
 from smartspec_py.engines.runtimes.openvino.model_types import unused_weights
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
 from smartspec_py.engines.runtimes.openvino.parts import (
@@ -68,6 +75,7 @@ from smartspec_py.engines.runtimes.openvino.parts import (
     with_copy,
 )
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
+from smartspec_py.engines.runtimes.openvino.short_convs import ConvStates
 from smartspec_py.engines.runtimes.openvino.states import States
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
@@ -155,7 +163,7 @@ class OpenVinoRunner(Runner):
 
     runtime = OPENVINO
     cache: BlockCache
-    states: States | None = None
+    states: States | ConvStates | None = None
     _graph_class: type[DecoderGraph] | None = None
     """None chooses it by the type of the model."""
 
@@ -176,13 +184,13 @@ class OpenVinoRunner(Runner):
             config, numbers = _numbers(model, config, of_model, precisions)
         self.numbers = numbers
         super().__init__(config)
-        self._most_tokens = config.num_rows * config.max_len
+        self._most_tokens, shapes = config.num_rows * config.max_len, state_shapes(model.config)
         if numbers.is_bounded:
             rows = {layer.out_features for layer in _linear_layers(model)}
             rows |= {config.vocab_size, config.adapters.rank}
             is_even = not any(num % EVEN_ROWS for num in rows)
             self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
-        elif state_shapes(model.config) is not None:
+        elif shapes is not None and shapes.delta:
             self._most_tokens = MOST_IN_TILES
         products = _products(model, config, of_model, numbers)
         is_kept = config.has_mtp or config.keeps_weights
@@ -215,9 +223,9 @@ class OpenVinoRunner(Runner):
         self._hidden_size: int = model.config.hidden_size
         self.cache = self._own_cache(model)
         tensors = {name: t for name, t in self.cache.tensors.items() if name in self._places}
-        shapes = state_shapes(model.config)
         if shapes is not None:
-            self.states = States(shapes, config.num_rows, config.num_back, config.num_kept_states)
+            store = States if shapes.delta else ConvStates
+            self.states = store(shapes, config.num_rows, config.num_back, config.num_kept_states)
             tensors = tensors | self.states.tensors
         for copy, (name, tensor) in product(self._copies, tensors.items()):
             copy.request.set_tensor(name, tensor)
@@ -255,21 +263,22 @@ class OpenVinoRunner(Runner):
                 prompt, rest = cut(row, row.num_prompt)
                 first.append((index, prompt))
                 second.append((index, rest))
-            elif self.states is not None and self._has_long_draft(row):
+            elif self._has_long_draft(row):
                 known, drafts = cut(row, 1)
                 first.append((index, known))
                 second.append((index, drafts))
             else:
                 first.append((index, row))
         passes = [first, second] if second else [first]
-        if self.states is not None:
+        if isinstance(self.states, States):
             passes = [part for parts in passes for part in of_like_lengths(parts)]
         return [part for parts in passes for part in bounded(parts, self._most_tokens)]
 
     def _has_long_draft(self, row: RowInput) -> bool:
         """See `States.is_behind`."""
-        assert self.states is not None
-        return not row.num_prompt and len(row.tokens) > TILE and self.states.is_behind(row)
+        if row.num_prompt or not isinstance(self.states, States) or len(row.tokens) <= TILE:
+            return False
+        return self.states.is_behind(row)
 
     def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         given = [with_copy(row) for row in inputs]
@@ -435,6 +444,8 @@ def _last_tokens(
 
 
 def _graph_class(hf_config: Any) -> type[DecoderGraph]:
+    if hf_config.model_type in LFM2:
+        return Lfm2Graph
     return Gemma4Graph if hf_config.model_type in GEMMA_4 else DecoderGraph
 
 
@@ -553,7 +564,9 @@ def checked_files(model: Any, hf_config: Any, config: RunnerConfig) -> CheckedTe
         if (usual := usual_name(name)) != name:
             files.rename(name, usual)
     of_mtp = mtp_parameters(hf_config) if config.has_mtp else {}
-    missing = set(ByExpert({**dict(model.named_parameters()), **of_mtp})) - set(files)
+    needed = {**dict(model.named_parameters()), **of_mtp}
+    needed |= {name: tensor for name, tensor in model.named_buffers() if name.endswith(EXPERT_BIAS)}
+    missing = set(ByExpert(needed)) - set(files)
     check_complete(missing, config.path)
     tensors = ByExpert({**model.state_dict(), **of_mtp})
     unexpected = set(files) - set(tensors)
