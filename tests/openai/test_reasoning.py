@@ -258,6 +258,16 @@ def test_a_grammar_begins_behind_the_reasoning(
     compiler.close()
 
 
+def test_an_object_or_a_call_begins_behind_the_reasoning(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    kinds = {"response_format": {"type": "json_object"}, "tools": [tool]}
+    model = Echo()
+    assert client(tmp_path, model).post(CHAT, json={"messages": HELLO, **kinds}).is_success
+    guide = model.asked[0]["guided_decoding_guide"]
+    assert guide.startswith('start: ("<think>" reasoning)? answer\n')
+    assert "\nanswer: json | calls\n" in guide
+
+
 def test_a_grammar_of_the_client_cannot_begin_behind_reasoning(tmp_path: Path) -> None:
     body = {"messages": HELLO, "guided_grammar": 'start: "a"'}
     error = client(tmp_path, Echo()).post(CHAT, json=body).json()["error"]
