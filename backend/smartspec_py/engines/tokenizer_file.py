@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Container
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -24,6 +25,12 @@ thoughts with. Their tokenizers say that most of these are special."""
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *SPECIAL_MARKS)
 """Text for all readers of answers, also where a tokenizer says that they are special."""
 
+HARMONY_MARKS = (
+    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>"),
+    *("<|constrain|>", "<|return|>", "<|call|>"),
+)
+"""What gpt-oss writes messages with. Other models have some of these names for other things."""
+
 OF_IMAGES = ("<image_soft_token>",)
 """Tokens that stand for a part of an image, which cannot be read."""
 
@@ -32,7 +39,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model directory, changed where its file does not fit what is served:
 
     - There is no truncation or padding, which some files enable for training.
-    - MARKS are not special, so that texts contain them.
+    - MARKS are not special, so that texts contain them, nor those of `harmony_marks`.
     - OF_IMAGES are left out, which of Gemma 3 only the larger models have, and so are added tokens
       that the model has no row for. A prompt with such a name is read letter by letter.
 
@@ -42,17 +49,24 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     num_rows, added = _num_rows(folder), tokenizer.get_added_tokens_decoder()
+    marks = {*MARKS, *harmony_marks({one.content for one in added.values()})}
     absent = {n for n, one in added.items() if n >= num_rows or one.content in OF_IMAGES}
-    if not absent and not any(one.special and one.content in MARKS for one in added.values()):
+    if not absent and not any(one.special and one.content in marks for one in added.values()):
         return tokenizer
     document = json.loads(tokenizer.to_str())
     kept = [one for one in document["added_tokens"] if one["id"] not in absent]
     for one in kept:
-        one["special"] = one["special"] and one["content"] not in MARKS
+        one["special"] = one["special"] and one["content"] not in marks
     vocab = document["model"]["vocab"]
     if isinstance(vocab, dict):  # a list has no added tokens
         document["model"]["vocab"] = {s: n for s, n in vocab.items() if n not in absent}
     return Tokenizer.from_str(json.dumps(document | {"added_tokens": kept}))
+
+
+def harmony_marks(added: Container[str]) -> tuple[str, ...]:
+    """HARMONY_MARKS if these added tokens are those of gpt-oss, else none: texts of Phi end with
+    `<|end|>`."""
+    return HARMONY_MARKS if "<|channel|>" in added and "<|message|>" in added else ()
 
 
 def num_token_ids(tokenizer: Tokenizer) -> int:

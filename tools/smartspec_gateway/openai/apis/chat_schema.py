@@ -352,7 +352,8 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
     reasoning_effort: str | None = Field(
         None,
-        description="none: sets thinking to false. Others: no effect, see `chat_template_kwargs`",
+        description="none: sets thinking to false. gpt-oss: low, medium or high, or the nearest of "
+        "them. Others: no effect, see `chat_template_kwargs`",
     )
 
     @property

@@ -9,7 +9,8 @@ from typing import Any
 from smartspec_gateway.openai.apis.schema import Generation
 from smartspec_gateway.openai.formats.call_grammar import CallFormat
 from smartspec_gateway.openai.formats.calls import Tools
-from smartspec_gateway.openai.formats.reasoning import ReasoningParser, Start
+from smartspec_gateway.openai.formats.harmony import HarmonyParser
+from smartspec_gateway.openai.formats.reasoning import ReasoningParser, Start, parser_of
 from smartspec_gateway.openai.formats.tools import ForcedCallParser, Part, ToolParser
 from smartspec_gateway.openai.logprobs import LogProbs
 from smartspec_gateway.openai.model import Fields, Piece
@@ -83,7 +84,7 @@ class Choice:
 
     parser: ToolParser | ForcedCallParser | None
     max_calls: int
-    reasoning_parser: ReasoningParser | None = None
+    reasoning_parser: ReasoningParser | HarmonyParser | None = None
     echo: str = ""
     log_probs: LogProbs | None = None
     finish_reason: str | None = None
@@ -114,7 +115,7 @@ class Choice:
         return cls(
             parser,
             max_calls,
-            None if start is None else ReasoningParser(start),
+            None if start is None else parser_of(start, asked.tools),
             echo,
             log_probs,
         )

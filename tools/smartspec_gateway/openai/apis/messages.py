@@ -96,6 +96,7 @@ def chat_of(asked: MessagesPrompt) -> ChatRequest:
     thinks = asked.thinking is not None and asked.thinking.type != "disabled"
     thinking = {"enable_thinking": thinks}
     body["chat_template_kwargs"] = thinking | (asked.chat_template_kwargs or {})
+    body["reasoning_effort"] = asked.output_config and asked.output_config.effort
     if asked.output_config and asked.output_config.format:
         schema = {"name": "output", "schema": asked.output_config.format.schema_}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -187,7 +187,9 @@ class MessagesPrompt(IgnoredInMessages, OpenBody):
         "disabled, true with enabled, adaptive and between_tools. `budget_tokens`: no effect",
     )
     output_config: OutputConfig | None = Field(
-        None, description="`format`: the text follows its JSON schema. `effort`: no effect"
+        None,
+        description="`format`: the text follows its JSON schema. `effort`: as `reasoning_effort` "
+        "of chats",
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables for the chat template"

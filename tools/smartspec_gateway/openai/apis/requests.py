@@ -23,8 +23,9 @@ from smartspec_gateway.openai.apis.choices import Prepared, Wanted
 from smartspec_gateway.openai.apis.schema import MAX_CHOICES, Generation
 from smartspec_gateway.openai.errors import TOO_LONG, ApiError, PromptTooLong
 from smartspec_gateway.openai.formats.call_grammar import call_grammar, calls_or_json
+from smartspec_gateway.openai.formats.harmony import EFFORTS
 from smartspec_gateway.openai.formats.prompts import Prompts
-from smartspec_gateway.openai.formats.reasoning import Start, start_of
+from smartspec_gateway.openai.formats.reasoning import HARMONY, Start, start_of
 from smartspec_gateway.openai.formats.reasoning_grammar import behind_reasoning
 from smartspec_gateway.openai.formats.special_names import CUT, num_characters
 from smartspec_gateway.openai.model import Fields, PromptTokens
@@ -116,7 +117,10 @@ class Requests:
         """The tokens, and where the answer begins; None if it has no reasoning blocks."""
         _check_continued(messages, asked)
         given = [message.for_template() for message in messages]
-        variables = asked.variables
+        marks, variables = self.prompts.reasoning_marks, asked.variables
+        if marks == HARMONY and isinstance(asked, ChatRequest):
+            # Templates of other models refuse some of these values.
+            variables = EFFORTS.get(asked.reasoning_effort or "", {}) | variables
         tools = [tool.model_dump(exclude_none=True) for tool in asked.usable_tools]
         self._check_characters(given, variables, tools)
         text = self.prompts.of_chat(
@@ -127,7 +131,6 @@ class Requests:
             most = self.context_len - 1
             got = f"{num_parts} tokens or more"
             raise self._too_long("messages", got, f"{most} tokens", num_parts)
-        marks = self.prompts.reasoning_marks
         prefix = messages[-1].text if asked.continue_final_message else ""
         start = start_of(marks, text, prefix) if marks else None
         return self.prompts.encode_chat(text), start
@@ -217,7 +220,7 @@ class Requests:
     def _grammar(self, asked: Generation, start: Start | None) -> Fields:
         """The fields of the grammar, if there is one."""
         grammars = asked.grammars
-        if isinstance(asked, ChatRequest) and (calls := self._call_grammars(asked)):
+        if isinstance(asked, ChatRequest) and (calls := self._call_grammars(asked, start)):
             grammars.pop(RESPONSE_FORMAT, None)
             grammars |= calls
         if len(grammars) > 1:
@@ -233,7 +236,7 @@ class Requests:
             return {"guided_decoding_guide_type": kind, "guided_decoding_guide": text}
         return {}
 
-    def _call_grammars(self, asked: ChatRequest) -> dict[str, tuple[str, str]]:
+    def _call_grammars(self, asked: ChatRequest, start: Start | None) -> dict[str, tuple[str, str]]:
         """The grammar of calls that the text must be, or that it may be instead of what follows its
         response format."""
         tools, response = asked.callable_tools, asked.grammars.get(RESPONSE_FORMAT)
@@ -243,7 +246,8 @@ class Requests:
         calls = call_grammar(functions, self.prompts.call_format, asked.may_call_twice)
         if response is None:
             return {"tools": ("ebnf_grammar", calls)}
-        return {WITH_TOOLS: ("ebnf_grammar", calls_or_json(calls, response[1]))}
+        begin = start.marks.answer if start and start.place != "after" else ""
+        return {WITH_TOOLS: ("ebnf_grammar", calls_or_json(calls, response[1], begin))}
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
         """Tokens to generate after a prompt. Raises ApiError if the context is too short. In chats

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from smartspec_gateway.openai.formats import gemma, gemma_grammar
+from smartspec_gateway.openai.formats import gemma, gemma_grammar, harmony
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
 from smartspec_gateway.openai.formats.tools import (
@@ -22,11 +22,14 @@ from smartspec_gateway.openai.formats.tools import (
     END,
     FUNCTION,
     FUNCTION_END,
+    HARMONY,
+    HARMONY_ARGS,
+    HARMONY_TYPE,
     MISTRAL,
     SEED,
     SEED_END,
 )
-from smartspec_py.constants import JSON_STYLE, LOOK_AROUND
+from smartspec_py.constants import JSON_STYLE, LOOK_AROUND, lark_text
 
 MAX_CALLS = 16
 """Calls of one answer that must call. Small models repeat themselves until the context is full."""
@@ -42,6 +45,7 @@ class CallFormat(Enum):
     APERTUS = auto()
     COHERE = auto()
     GEMMA = auto()
+    HARMONY = auto()
     HERMES = auto()
     LIST = auto()
     LLAMA = auto()
@@ -63,6 +67,8 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
     server asks for Hermes."""
     if f"{gemma.BEGIN}{gemma.CALL}" in template:
         return CallFormat.GEMMA
+    if harmony.THOUGHT in template:
+        return CallFormat.HARMONY
     if FUNCTION in template:
         return CallFormat.SEED_XML if SEED in template else CallFormat.QWEN_XML
     if of_tools is in_text or BEGIN in template:
@@ -111,6 +117,7 @@ FORMS = {
         end=rf'"\n]{COHERE_END}"',
     ),
     CallFormat.GEMMA: Form(separator=""),
+    CallFormat.HARMONY: Form(f'"{HARMONY}NAME {HARMONY_TYPE}{HARMONY_ARGS}"', "", ""),
     CallFormat.HERMES: Form(rf'"{BEGIN}\n{{" {_named("arguments")}', rf'"}}\n{END}"', r'"\n"'),
     CallFormat.LIST: Form(f'"{{" {_named("arguments")}', begin='"["', end='"]"'),
     CallFormat.LLAMA: Form(f'"{{" {_named("parameters")}', separator='"; "'),
@@ -124,8 +131,10 @@ OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref"}
 
 
 def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_repeat: bool) -> str:
-    """A Lark grammar of one call of these functions, or of several."""
+    """A Lark grammar of one call of these functions, or of several. The end of a call ends the
+    answer of gpt-oss, so it has one."""
     functions, form = list(functions), FORMS[call_format]
+    may_repeat &= call_format is not CallFormat.HARMONY
     names = " | ".join(f"call{number}" for number in range(len(functions)))
     more = f"({form.separator} call){{0,{MAX_CALLS - 1}}}" if may_repeat else ""
     rules = [f"start: {form.begin} call {more} {form.end}", f"call: {names}"]
@@ -148,10 +157,11 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
     return "\n".join(rules)
 
 
-def calls_or_json(calls: str, schema: str) -> str:
-    """A Lark grammar of what follows the grammar of `call_grammar`, or this JSON schema."""
+def calls_or_json(calls: str, schema: str, begin: str = "") -> str:
+    """A Lark grammar of what follows the grammar of `call_grammar`, or this JSON schema. begin:
+    what is before the JSON."""
     both = calls.replace("start: ", "start: json | calls\ncalls: ", 1)
-    return f"{both}\njson: {_json(json.loads(schema), JSON_STYLE)}"
+    return f"{both}\njson: {lark_text(begin)} {_json(json.loads(schema), JSON_STYLE)}"
 
 
 def _without_look_around(part: Any) -> Any:

@@ -73,8 +73,8 @@ def with_one_call_each(messages: History) -> History:
             found.append(message)
             continue
         for number, call in enumerate(message["tool_calls"]):
-            text = {} if number == 0 else {"content": ""}
-            calls.append({**message, **text, "tool_calls": [call]})
+            first = message if number == 0 else {**_without_thought(message), "content": ""}
+            calls.append({**first, "tool_calls": [call]})
     flush()
     return found
 
@@ -124,10 +124,17 @@ def with_user(messages: History) -> History:
 
 def without_thoughts(messages: History) -> History:
     """Some templates refuse a thought beside text and calls."""
-    return [
-        {name: value for name, value in message.items() if name not in THOUGHTS}
-        for message in messages
-    ]
+    return list(map(_without_thought, messages))
+
+
+def with_thinking(messages: History) -> History:
+    """Thoughts have the name that gpt-oss's template reads."""
+    found = []
+    for message in messages:
+        thoughts = [text for name in THOUGHTS if isinstance(text := message.get(name), str)]
+        text = next(filter(None, thoughts), "")
+        found.append(_without_thought(message) | ({"thinking": text} if text else {}))
+    return found
 
 
 RULES = (
@@ -138,6 +145,10 @@ RULES = (
     without_system_message,
     without_thoughts,
 )
+
+
+def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name not in THOUGHTS}
 
 
 def _short(given: Any, number: int) -> str:

@@ -21,7 +21,12 @@ from smartspec_gateway.openai.formats.reasoning import marks_in
 from smartspec_gateway.openai.formats.special_names import CUT, SpecialNames
 from smartspec_gateway.openai.formats.tool_ways import Tools, joined, ways_of
 from smartspec_gateway.openai.surrogates import without_escaped_surrogates, without_surrogates
-from smartspec_py.engines.tokenizer_file import SPECIAL_MARKS, num_token_ids, read_tokenizer
+from smartspec_py.engines.tokenizer_file import (
+    SPECIAL_MARKS,
+    harmony_marks,
+    num_token_ids,
+    read_tokenizer,
+)
 from smartspec_py.faults import shown
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
@@ -72,7 +77,8 @@ class Prompts:
 
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token: one.content for token, one in added.items() if one.special}
-        marks = {one.content for one in added.values() if one.content in SPECIAL_MARKS}
+        names_added = {one.content for one in added.values()}
+        marks = names_added.intersection((*SPECIAL_MARKS, *harmony_marks(names_added)))
         self._special_names = SpecialNames({*special.values(), *marks})
         self.special_tokens = frozenset(special)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")

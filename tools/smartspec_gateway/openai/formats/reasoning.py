@@ -5,7 +5,8 @@ A reasoning block is `<think>..</think>` at the beginning of the text. The promp
 writes `<|channel>thought..<channel|>`, also behind other text, and sometimes leaves marks without a
 block, which are dropped. So are those around the answers of Cohere's models, which think in
 `<|START_THINKING|>..<|END_THINKING|>`. Apertus writes `<|inner_prefix|>..<|inner_suffix|>`, and
-sometimes calls a tool inside of it, which ends the block. Whitespace before the reasoning and
+sometimes calls a tool inside of it, which ends the block. Messages of gpt-oss are read by
+`harmony`. Whitespace before the reasoning and
 before the rest is dropped. A text that is cut inside its block is only reasoning.
 """
 
@@ -15,25 +16,33 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from smartspec_gateway.openai.formats import gemma
+from smartspec_gateway.openai.formats import gemma, harmony
+from smartspec_gateway.openai.formats.calls import Tools
 from smartspec_gateway.openai.formats.tools import APERTUS, COHERE, COHERE_END, overlap
 
 
 class Marks(NamedTuple):
     """What a block begins and ends with. strays: marks without a block; with them, blocks may be
     anywhere outside of tool calls. calls: what those begin and end with. stops: what ends a
-    block, too, and is no part of it."""
+    block, too, and is no part of it. turn: what follows a block. answer: what begins an answer that
+    is no call."""
 
     begin: str
     end: str
     strays: Sequence[str] = ()
     calls: tuple[str, str] = ("", "")
     stops: Sequence[str] = ()
+    turn: str = ""
+    answer: str = ""
 
 
 THINK = Marks("<think>", "</think>")
 CHANNEL = Marks(
     "<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"), (gemma.BEGIN, gemma.END)
+)
+
+HARMONY = Marks(
+    harmony.THOUGHT, harmony.END, harmony.MARKS, turn=harmony.TURN, answer=harmony.ANSWER
 )
 
 ALL_MARKS = (
@@ -63,6 +72,8 @@ class Start(NamedTuple):
 
 def marks_in(template: str) -> Marks | None:
     """Those that a chat template knows."""
+    if HARMONY.begin in template:  # Phi's templates have its end, too
+        return HARMONY
     return next((marks for marks in ALL_MARKS if marks.end in template), None)
 
 
@@ -71,13 +82,21 @@ def start_of(marks: Marks, prompt: str, prefix: str = "") -> Start | None:
     the answer that the prompt ends with."""
     end = prompt.rstrip()
     place: Place = "before"
-    if end.endswith(marks.end):
+    if end.endswith((marks.end, marks.answer or marks.end)):
         place = "after"
     elif prefix:
         place = "inside" if prefix.rfind(marks.begin) > prefix.rfind(marks.end) else "after"
     elif end.endswith(marks.begin):
         place = "inside"
     return None if place == "after" and not marks.strays else Start(marks, place)
+
+
+def parser_of(start: Start, tools: Tools) -> ReasoningParser | harmony.HarmonyParser:
+    """What splits an answer. tools: those that it may call."""
+    if start.marks != HARMONY:
+        return ReasoningParser(start)
+    kinds: dict[Place, harmony.Kind] = {"inside": "thought", "after": "text"}
+    return harmony.HarmonyParser(tools, kinds.get(start.place, "header"))
 
 
 class ReasoningParser:

@@ -31,7 +31,10 @@ def behind_reasoning(
     end_is_token: whether the tokenizer has the end of a block as one token. Raises ApiError.
     """
     begin, end = json.dumps(start.marks.begin), json.dumps(start.marks.end)
-    block = "reasoning" if start.place == "inside" else f"({begin} reasoning)?"
+    block = " ".join(["reasoning", *map(lark_text, filter(None, [start.marks.turn]))])
+    block = block if start.place == "inside" else f"({begin} {block})?"
+    if start.marks.answer and kind != "ebnf_grammar":  # calls have their own begin
+        block += f" {lark_text(start.marks.answer)}"
     reasoning = f"{BY_TOKEN if end_is_token else BY_TEXT}\n{REASONING}".replace("END", end)
     return "ebnf_grammar", f"start: {block} answer\n{reasoning}\n{_answer(kind, text, field)}"
 

@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.formats import harmony, histories
 from smartspec_gateway.openai.formats.tools import BEGIN, CALL_ID, END, MISTRAL
 
 Messages = Sequence[Mapping[str, Any]]
@@ -74,6 +75,9 @@ TWO_MESSAGES = re.compile(
     rf"<turn\|>\n(?:<\|turn>model\n)?(<\|channel>thought\n[^{BESIDE}]*?<channel\|>)?"
 )
 
+OF_HARMONY = re.compile(rf"<\|start\|>(assistant to=)?functions\.{BESIDE}([^{BESIDE}]*){BESIDE}")
+"""The begin of a call of gpt-oss or of its result, up to the function's own name."""
+
 
 class Ways(NamedTuple):
     """How one template is told."""
@@ -93,10 +97,11 @@ class Ways(NamedTuple):
 
 def ways_of(template: str, render: Render) -> Ways:
     """The ways for the template, which `render` renders."""
+    is_harmony = harmony.THOUGHT in template
     of_tools = next(
         (
             way
-            for way in (as_given, in_system_message)
+            for way in (described if is_harmony else as_given, in_system_message)
             if "probe_tool" in _tried(render, *way([USER], [PROBE_TOOL]))
         ),
         in_text,
@@ -108,7 +113,8 @@ def ways_of(template: str, render: Render) -> Ways:
         is_before = found.find(text) < found.find(SHOWN[0])
         return is_before and all(word in found for word in (*SHOWN, text))
 
-    own_ways = (results_in_calls,) if "tool_responses" in template else ()
+    own_ways = [results_in_calls] if "tool_responses" in template else []
+    own_ways += [messages_of_harmony] if is_harmony else []
     more_ways = (text_in_name,) if CALL_ID in template else ()
     tried = product((PROBE_TEXT, ""), (*own_ways, *CALL_WAYS, *more_ways))
     of_calls = next((way for text, way in tried if shows_calls(way, text)), calls_in_text)
@@ -130,6 +136,27 @@ def _by_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def as_given(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
     return messages, tools
+
+
+def described(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
+    """As gpt-oss's template wants them: each has a description, and a default beside the values
+    that a parameter may have is a text."""
+    found = []
+    for tool in tools:
+        function = {"description": "", **tool["function"]}
+        parameters = function.get("parameters") or {}
+        if isinstance(properties := parameters.get("properties"), dict):
+            shown = {name: _with_text_default(one) for name, one in properties.items()}
+            function["parameters"] = {**parameters, "properties": shown}
+        found.append({**tool, "function": function})
+    return messages, found
+
+
+def _with_text_default(schema: Any) -> Any:
+    is_listed = isinstance(schema, dict) and ("enum" in schema or "oneOf" in schema)
+    if not is_listed or isinstance(schema.get("default", ""), str):
+        return schema
+    return {**schema, "default": _json(schema["default"])}
 
 
 def in_system_message(messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
@@ -179,6 +206,17 @@ def text_in_name(messages: Messages) -> Messages:
     return found
 
 
+def messages_of_harmony(messages: Messages) -> Messages:
+    """As gpt-oss's template wants them, which shows only a system message that is the first, and
+    only the first call of a message, with a thought, but no text beside it: the text begins the
+    function's name, up to `joined`."""
+    messages = histories.with_one_call_each(histories.with_one_system_message(messages))
+    return [
+        {**message, "content": ""} if message.get("tool_calls") else message
+        for message in text_in_name(histories.with_thinking(messages))
+    ]
+
+
 def results_in_calls(messages: Messages) -> Messages:
     """As Gemma 4's templates want them: a message of calls has their results, too, and the answer
     that follows. They write the text of such a message behind the results, so a text that the
@@ -216,11 +254,17 @@ def _result(
 
 def joined(prompt: str) -> str:
     """The prompt, where a text of `results_in_calls` is in one message with its calls, and behind
-    their thought, and one of `text_in_name` before its calls."""
+    their thought, and one of `text_in_name` before its calls, for gpt-oss as a message."""
     if BESIDE not in prompt:
         return prompt
     prompt = MARK_AND_TEXT.sub(r"\2\1", prompt)
+    prompt = OF_HARMONY.sub(_before_call, prompt)
     return TWO_MESSAGES.sub(r"\2\1", prompt).replace(BESIDE, "")
+
+
+def _before_call(found: re.Match[str]) -> str:
+    begin = f"{harmony.START}{found[1] or ''}functions."
+    return f"{harmony.TURN}{harmony.TEXT}{found[2]}{harmony.END}{begin}" if found[1] else begin
 
 
 def arguments_as_text(messages: Messages) -> Messages:

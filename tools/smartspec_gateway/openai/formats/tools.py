@@ -15,6 +15,8 @@
 - DeepSeek: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, `{..}` in a fence of JSON, and
   `<｜tool▁call▁end｜>` anywhere, maybe between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`
 - Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
+- gpt-oss: `<|channel|>commentary to=functions.NAME<|message|>{..}<|call|>`, of all forms that
+  `harmony` reads
 - GLM-4: the text is `NAME{..}`, maybe with a line break between
 
 A call is passed on when it is complete. Text that is not a call of a given tool is content, so
@@ -45,6 +47,8 @@ COHERE, COHERE_END = "<|START_ACTION|>", "<|END_ACTION|>"
 DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 DEEPSEEK_NAME = "function<｜tool▁sep｜>"
 DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+HARMONY, HARMONY_END = "<|channel|>commentary to=functions.", "<|call|>"
+HARMONY_TYPE, HARMONY_ARGS = "<|constrain|>json", "<|message|>"
 SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 FENCE = "```"
@@ -56,6 +60,7 @@ CLOSINGS: dict[str, tuple[str, ...]] = {
     SEED: (SEED_END,),
     APERTUS: (APERTUS_END,),
     COHERE: (COHERE_END,),
+    HARMONY: (HARMONY_END,),
     DEEPSEEK: (FENCE, *DEEPSEEK_ENDS),
     DEEPSEEK_CALL: (FENCE, *DEEPSEEK_ENDS),
 }
@@ -95,13 +100,14 @@ class ToolParser:
         self._tools = tools
         self._left = ""
         self._is_begin = True  # as long as there was no content
-        names, marks, call_id, args = (
-            "|".join(map(re.escape, words)) for words in (tools, MARKS, [CALL_ID], [ARGS])
+        names, marks, call_id, args, harmony_type = (
+            "|".join(map(re.escape, words))
+            for words in (tools, MARKS, [CALL_ID], [ARGS, HARMONY_ARGS], [HARMONY_TYPE])
         )
         names = names or "(?!)"
         named = (
             rf"(?P<name>{names})\s*+(?:{call_id}\s*+\w+\s*+)?"
-            rf"(?:(?:{args}|{FENCE}(?:json)?)\s*+)?(?=\{{)"
+            rf"(?:{harmony_type})?+(?:(?:{args}|{FENCE}(?:json)?)\s*+)?(?=\{{)"
         )
         self._named = re.compile(rf"(?:{DEEPSEEK_CALL})?(?:{DEEPSEEK_NAME})?{named}")
         self._words = (FUNCTION, DEEPSEEK_CALL, DEEPSEEK_NAME, *tools)
