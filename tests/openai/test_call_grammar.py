@@ -127,6 +127,56 @@ def test_required_calls_in_json(kind: str, call_format: CallFormat) -> None:
         assert calls_of(ForcedCallParser(), twice) == [("find", FIND)] * 2
 
 
+PYTHON = '<|tool_call_start|>[find(q="a\'b", unit="km", place={"x": 3})]<|tool_call_end|>'
+MANY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"type": ["boolean", "null"]},
+        "c": {"enum": ["x", 1]},
+        "d": {},
+    },
+    "required": ["b"],
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_required_calls_in_python(kind: str) -> None:
+    grammar = call_grammar(FUNCTIONS, CallFormat.PYTHON, may_repeat=True)
+    call = PYTHON[PYTHON.index("find") : PYTHON.index("]")]
+    twice = PYTHON.replace(call, f"{call}, {call}")
+    for text in (PYTHON, twice):
+        assert follows(kind, grammar, text)
+    assert not follows(kind, grammar, PYTHON.replace("find", "other"))
+    assert not follows(kind, grammar, PYTHON.replace('"km"', '"cm"'))
+    types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
+    found = {"q": "a'b", "unit": "km", "place": {"x": 3}}
+    assert calls_of(ToolParser(types), twice) == [("find", found)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("b=True", True),
+        ("b=None, d=[1]", True),
+        ('a=3, b=False, c="x"', True),
+        ("b=True, c=1, d={}", True),
+        ("a=3", False),
+        ("b=true", False),
+        ("b=True, a=3", False),
+        ("b=True,c=1", False),
+        ('b=True, c="y"', False),
+    ],
+)
+def test_arguments_in_python(arguments: str, expected: bool) -> None:
+    grammar = call_grammar([("f", MANY), ("g", None)], CallFormat.PYTHON, may_repeat=False)
+    text = f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"
+    assert follows("tokens", grammar, text) == expected
+    assert follows("tokens", grammar, "<|tool_call_start|>[g()]<|tool_call_end|>")
+    if expected:
+        assert calls_of(ToolParser({"f": {}}), text)
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_required_calls_may_have_identifiers(kind: str) -> None:
     grammar = call_grammar(FUNCTIONS, CallFormat.MISTRAL, may_repeat=True)

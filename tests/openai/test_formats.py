@@ -59,6 +59,17 @@ COHERE = """{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}<|ST
 {%- else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"""
 
 
+LFM2 = """{% set s = namespace(text=messages[0].content if messages[0].role == 'system' else '') %}
+{%- if tools %}{% set s.text = s.text ~ 'List of tools: ' ~ (tools | tojson) %}{% endif %}
+{%- if s.text %}<|im_start|>system
+{{ s.text }}<|im_end|>
+{% endif %}
+{%- for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
 class Case(NamedTuple):
     """template: as that of a model. shown: two calls, as it shows them and as the model writes
     them. thought: one that the model writes before a text and the calls."""
@@ -98,6 +109,12 @@ CASES = {
         '<|tools_prefix|>[{"weather": {"place": "Rome"}}, {"weather": {"place": "Oslo"}}]'
         "<|tools_suffix|>",
         "<|inner_prefix|>Hm.<|inner_suffix|>",
+    ),
+    "LFM2": Case(
+        CallFormat.PYTHON,
+        LFM2,
+        '<|tool_call_start|>[weather(place="Rome"), weather(place="Oslo")]<|tool_call_end|>',
+        "<think>Hm.</think>",
     ),
     "Command R7B": Case(
         CallFormat.COHERE,

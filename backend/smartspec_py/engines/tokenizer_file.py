@@ -15,12 +15,13 @@ SPECIAL_MARKS = (
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
     *("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
     *("<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>"),
     *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>"),
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
 )
-"""What Gemma 4, Mistral, Seed-OSS, Apertus and the models of Cohere and DeepSeek write calls and
-thoughts with. Their tokenizers say that most of these are special."""
+"""What Gemma 4, Mistral, Seed-OSS, Apertus, LFM2 and the models of Cohere and DeepSeek write calls
+and thoughts with. Their tokenizers say that most of these are special."""
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *SPECIAL_MARKS)
 """Text for all readers of answers, also where a tokenizer says that they are special."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from smartspec_gateway.openai.formats import gemma, gemma_grammar, harmony
+from smartspec_gateway.openai.formats import gemma, gemma_grammar, harmony, python_calls
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
 from smartspec_gateway.openai.formats.tools import (
@@ -50,6 +50,7 @@ class CallFormat(Enum):
     LIST = auto()
     LLAMA = auto()
     MISTRAL = auto()
+    PYTHON = auto()
     QWEN_XML = auto()
     SEED_XML = auto()
 
@@ -58,13 +59,17 @@ OF_MARKS = {
     ARGS: CallFormat.MISTRAL,
     APERTUS: CallFormat.APERTUS,
     COHERE: CallFormat.COHERE,
+    python_calls.BEGIN: CallFormat.PYTHON,
 }
 """Formats of the chat templates that contain these."""
 
 
-def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
+def format_of(
+    template: str, of_tools: Callable[..., Any], tokens: Container[str] = ()
+) -> CallFormat:
     """What a chat template asks for. of_tools: its way of `Ways`. If it does not know tools, this
-    server asks for Hermes."""
+    server asks for Hermes. tokens: that the tokenizer adds. Some templates of LFM2 do not have its
+    marks."""
     if f"{gemma.BEGIN}{gemma.CALL}" in template:
         return CallFormat.GEMMA
     if harmony.THOUGHT in template:
@@ -76,6 +81,8 @@ def format_of(template: str, of_tools: Callable[..., Any]) -> CallFormat:
     for mark, found in OF_MARKS.items():
         if mark in template:
             return found
+    if python_calls.BEGIN in tokens:
+        return CallFormat.PYTHON
     is_list = of_tools is in_system_message or any(mark in template for mark in CLOSINGS)
     return CallFormat.LIST if is_list else CallFormat.LLAMA
 
@@ -122,6 +129,9 @@ FORMS = {
     CallFormat.LIST: Form(f'"{{" {_named("arguments")}', begin='"["', end='"]"'),
     CallFormat.LLAMA: Form(f'"{{" {_named("parameters")}', separator='"; "'),
     CallFormat.MISTRAL: Form(f'"{MISTRAL}NAME" ("{CALL_ID}" /[a-zA-Z0-9]{{9}}/)? "{ARGS}"', "", ""),
+    CallFormat.PYTHON: Form(
+        '"NAME("', '")"', '", "', f'"{python_calls.BEGIN}["', f'"]{python_calls.END}"'
+    ),
     CallFormat.QWEN_XML: _xml(BEGIN, END, "\n"),
     CallFormat.SEED_XML: _xml(SEED, SEED_END, ""),
 }
@@ -146,7 +156,9 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
             continue
         before = form.before.replace("NAME", _text(name)[1:-1])
         rules.append(f"call{number}: {before} arguments{number} {form.after}")
-        if form.padding is None:
+        if call_format is CallFormat.PYTHON:
+            rules += _python_rules(number, schema)
+        elif form.padding is None:
             rules.append(f"arguments{number}: {_json(schema, ARGUMENTS_STYLE)}")
         else:
             rules += _xml_rules(number, schema, form.padding)
@@ -220,6 +232,41 @@ def _xml_rules(number: int, schema: dict[str, Any], padding: str) -> Iterator[st
         parts.append(rule if key in required else f"{rule}?")
         yield f"{rule}: {_text(begin)} {_value(value, shared, _text(_end_of_value(padding)))}"
     yield f"arguments{number}: {' '.join(parts) or _text('')}"
+
+
+def _python_rules(number: int, schema: dict[str, Any]) -> Iterator[str]:
+    """Arguments in the order of the schema, with values as JSON has them, but for the words of
+    Python. Those that are not required may be left out, so a comma is written only behind one:
+    `after` is what may follow an argument, and `begin` what a call may have without one."""
+    required = set(schema.get("required", ()))
+    shared = {str(key): schema[key] for key in ("$defs", "definitions") if key in schema}
+    begin = after = _text("")
+    properties = enumerate((schema.get("properties") or {}).items())
+    for place, (key, value) in reversed([*properties]):
+        names = [f"{kind}{number}_{place}" for kind in ("argument", "begin", "after")]
+        yield f"{names[0]}: {_text(f'{key}=')} {_python_value(value, shared)}"
+        only = f"{names[0]} {after}"
+        is_required = key in required
+        begin, after = (
+            only if is_required else f"{only} | {begin}",
+            f'", " {only}' if is_required else f'(", " {names[0]})? {after}',
+        )
+        yield f"{names[1]}: {begin}"
+        yield f"{names[2]}: {after}"
+        begin, after = names[1:]
+    yield f"arguments{number}: {begin}"
+
+
+def _python_value(schema: Any, shared: dict[str, Any]) -> str:
+    of_value = schema if isinstance(schema, dict) else {}
+    types = () if {"enum", "const"} & of_value.keys() else types_of(of_value) or ()
+    words = {"boolean": '"True" | "False"', "null": '"None"'}
+    parts = [words[one] for one in types if one in words]
+    if len(parts) < len(types) or not types:
+        rest = [one for one in types if one not in words]
+        of_rest = {**of_value, **shared} | ({"type": rest} if rest else {})
+        parts.append(_json(of_rest, ARGUMENTS_STYLE))
+    return f"({' | '.join(parts)})"
 
 
 def _end_of_value(padding: str) -> str:

@@ -86,7 +86,10 @@ class Prompts:
         self._begin_tokens = self._tokenizer.encode("").ids
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
         self.token_bytes = lru_cache(MAX_KNOWN_TOKENS)(self._token_bytes)
-        self._ways = cache(lambda template: ways_of(template, partial(self._rendered, template)))
+        self._names_added = names_added
+        self._ways = cache(
+            lambda template: ways_of(template, partial(self._rendered, template), names_added)
+        )
 
     def of_chat(
         self,
@@ -130,7 +133,7 @@ class Prompts:
     def call_format(self) -> CallFormat:
         """How the model writes tool calls."""
         template = self._templates.get("tool_use") or self._templates.get("default", "")
-        return format_of(template, self._ways(template).of_tools)
+        return format_of(template, self._ways(template).of_tools, self._names_added)
 
     def _rendered(
         self, template: str, messages: histories.History, tools: Tools, /, **more: Any

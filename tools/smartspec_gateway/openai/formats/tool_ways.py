@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.errors import ApiError
-from smartspec_gateway.openai.formats import harmony, histories
+from smartspec_gateway.openai.formats import harmony, histories, python_calls
 from smartspec_gateway.openai.formats.tools import BEGIN, CALL_ID, END, MISTRAL
 
 Messages = Sequence[Mapping[str, Any]]
@@ -75,6 +76,10 @@ TWO_MESSAGES = re.compile(
     rf"<turn\|>\n(?:<\|turn>model\n)?(<\|channel>thought\n[^{BESIDE}]*?<channel\|>)?"
 )
 
+MARKED = tuple(f"\ufdd2{secrets.token_hex(8)}{end}" for end in "be")
+"""Stand for the marks of LFM2's calls up to `joined`: in a message, they would be cut. No client
+can know them."""
+
 OF_HARMONY = re.compile(rf"<\|start\|>(assistant to=)?functions\.{BESIDE}([^{BESIDE}]*){BESIDE}")
 """The begin of a call of gpt-oss or of its result, up to the function's own name."""
 
@@ -95,8 +100,8 @@ class Ways(NamedTuple):
         return self.of_tools(messages, tools) if tools else (messages, tools)
 
 
-def ways_of(template: str, render: Render) -> Ways:
-    """The ways for the template, which `render` renders."""
+def ways_of(template: str, render: Render, tokens: Container[str] = ()) -> Ways:
+    """The ways for the template, which `render` renders. tokens: that the tokenizer adds."""
     is_harmony = harmony.THOUGHT in template
     of_tools = next(
         (
@@ -115,7 +120,8 @@ def ways_of(template: str, render: Render) -> Ways:
 
     own_ways = [results_in_calls] if "tool_responses" in template else []
     own_ways += [messages_of_harmony] if is_harmony else []
-    more_ways = (text_in_name,) if CALL_ID in template else ()
+    more_ways = [text_in_name] if CALL_ID in template else []
+    more_ways += [calls_in_python] if python_calls.BEGIN in tokens else []
     tried = product((PROBE_TEXT, ""), (*own_ways, *CALL_WAYS, *more_ways))
     of_calls = next((way for text, way in tried if shows_calls(way, text)), calls_in_text)
     # Many write any role as it is, and the model does not know it.
@@ -254,7 +260,10 @@ def _result(
 
 def joined(prompt: str) -> str:
     """The prompt, where a text of `results_in_calls` is in one message with its calls, and behind
-    their thought, and one of `text_in_name` before its calls, for gpt-oss as a message."""
+    their thought, and one of `text_in_name` before its calls, for gpt-oss as a message. Calls of
+    `calls_in_python` have their marks."""
+    for stand_in, mark in zip(MARKED, (python_calls.BEGIN, python_calls.END), strict=True):
+        prompt = prompt.replace(stand_in, mark)
     if BESIDE not in prompt:
         return prompt
     prompt = MARK_AND_TEXT.sub(r"\2\1", prompt)
@@ -279,6 +288,20 @@ def arguments_as_text(messages: Messages) -> Messages:
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+
+
+def calls_in_python(messages: Messages) -> Messages:
+    """For templates of LFM2 that show texts only: the calls end the text of their message, up to
+    `joined`."""
+    found = []
+    for message in messages:
+        changed = {**message}
+        if calls := changed.pop("tool_calls", None):
+            texts = (python_calls.written(**_function(call)) for call in calls)
+            written = f"[{', '.join(texts)}]".join(MARKED)
+            changed["content"] = f"{message['content'] or ''}{written}"
+        found.append(changed)
+    return found
 
 
 def calls_in_text(messages: Messages) -> Messages:

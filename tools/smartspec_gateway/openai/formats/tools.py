@@ -14,6 +14,8 @@
 - Cohere: `<|START_ACTION|>[{"tool_name": .., "parameters": {..}}]<|END_ACTION|>` anywhere
 - DeepSeek: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, `{..}` in a fence of JSON, and
   `<｜tool▁call▁end｜>` anywhere, maybe between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`
+- LFM2: `<|tool_call_start|>[NAME(key="text", n=3)]<|tool_call_end|>` anywhere, or a list of JSON
+  objects between these marks
 - Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
 - gpt-oss: `<|channel|>commentary to=functions.NAME<|message|>{..}<|call|>`, of all forms that
   `harmony` reads
@@ -29,7 +31,7 @@ import re
 from itertools import product
 from typing import Any
 
-from smartspec_gateway.openai.formats import gemma
+from smartspec_gateway.openai.formats import gemma, python_calls
 from smartspec_gateway.openai.formats.calls import (
     ObjectEnd,
     Tools,
@@ -54,6 +56,7 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 FENCE = "```"
 
 CLOSINGS: dict[str, tuple[str, ...]] = {
+    python_calls.BEGIN: (python_calls.END,),
     BEGIN: (END,),
     MISTRAL: (),
     "<|tool_call|>": (),
@@ -191,6 +194,12 @@ class ToolParser:
     def _tagged(self, at: int, closings: tuple[str, ...], is_end: bool) -> list[Part] | None:
         """What follows a mark, which ends at this place."""
         start = len(self._left) - len(self._left[at:].lstrip(SPACE))
+        if closings == CLOSINGS[python_calls.BEGIN] and self._left.startswith("[", start):
+            inner = self._left[start + 1 :].lstrip(SPACE)
+            if not inner and not is_end:
+                return None
+            if not inner.startswith("{"):
+                return self._python(start, closings, is_end)
         if self._left.startswith(("{", "["), start):
             return self._json(start, closings, is_end, True)
         if self._left.startswith(FUNCTION, start):
@@ -215,6 +224,15 @@ class ToolParser:
         end_of_arguments, end = ends or (len(self._left), len(self._left))
         calls = gemma.gemma_calls(self._left[:end_of_arguments], self._tools)
         return self._called(calls, end, ())
+
+    def _python(self, start: int, closings: tuple[str, ...], is_end: bool) -> list[Part] | None:
+        """The list of calls at `start`, up to the mark that ends it."""
+        end = self._left.find(python_calls.END, start)
+        if end < 0 and not is_end:
+            return None
+        end = end if end >= 0 else len(self._left)
+        calls = python_calls.python_calls(self._left[start:end], self._tools)
+        return self._called(calls, end, closings)
 
     def _json(
         self,
