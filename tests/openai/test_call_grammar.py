@@ -294,6 +294,40 @@ def test_required_calls_in_xml(kind: str, call_format: CallFormat, xml: str) -> 
     assert found == [("find", {**FIND, "place": {"x": 3}}), ("now", {})]
 
 
+GLM = "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n"
+MINIMAX = '<parameter name="%s">%s</parameter>\n'
+IN_TAGS = {
+    CallFormat.GLM_LINES: ("<tool_call>%s\n%s</tool_call>", GLM, "\n"),
+    CallFormat.GLM: ("<tool_call>%s%s</tool_call>", GLM.replace("\n", ""), ""),
+    CallFormat.MINIMAX: ('<invoke name="%s">\n%s</invoke>', MINIMAX, "\n"),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("call_format", IN_TAGS)
+def test_required_calls_in_tags(kind: str, call_format: CallFormat) -> None:
+    call, parameter, between = IN_TAGS[call_format]
+    values = {"q": "a < b\n</x>", "unit": "km", "place": '{"x": 3}'}
+    find = call % ("find", "".join(parameter % pair for pair in values.items()))
+    text = between.join([find, call % ("now", ""), find])
+    if call_format is CallFormat.MINIMAX:
+        text = f"<minimax:tool_call>\n{text}\n</minimax:tool_call>"
+    grammar = call_grammar(FUNCTIONS, call_format, may_repeat=True)
+    assert follows(kind, grammar, text)
+    assert not follows(kind, grammar, text.replace("km", "cm"))
+    assert not follows(kind, grammar, text.replace('{"x": 3}', "3"))
+    types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
+    expected = ("find", {**values, "place": {"x": 3}})
+    assert calls_of(ToolParser(types), text) == [expected, ("now", {}), expected]
+    whole, parser = f"I look.\n{text}", ToolParser(types)
+    found = [one for letter in whole for one in parser.feed(letter)] + parser.finish()
+    assert "".join(one for one in found if isinstance(one, str)) == "I look.\n"
+    assert sum(isinstance(one, dict) for one in found) == 3
+    for cut in (find[:-3], find.replace("find", "other")):
+        parser = ToolParser(types)
+        assert "".join(map(str, parser.feed(cut) + parser.finish())) == cut
+
+
 def gemma(arguments: str, name: str = "find") -> str:
     return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
 

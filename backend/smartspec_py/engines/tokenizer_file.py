@@ -23,7 +23,12 @@ SPECIAL_MARKS = (
 """What Gemma 4, Mistral, Seed-OSS, Apertus, LFM2 and the models of Cohere and DeepSeek write calls
 and thoughts with. Their tokenizers say that most of these are special."""
 
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", *SPECIAL_MARKS)
+MARKS = (
+    *("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>"),
+    *SPECIAL_MARKS,
+)
 """Text for all readers of answers, also where a tokenizer says that they are special."""
 
 HARMONY_MARKS = (

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from smartspec_gateway.openai.formats import gemma, gemma_grammar, harmony, python_calls
+from smartspec_gateway.openai.formats import (
+    gemma,
+    gemma_grammar,
+    harmony,
+    python_calls,
+    tagged_calls,
+)
 from smartspec_gateway.openai.formats.calls import types_of
 from smartspec_gateway.openai.formats.tool_ways import in_system_message, in_text
 from smartspec_gateway.openai.formats.tools import (
@@ -45,10 +52,13 @@ class CallFormat(Enum):
     APERTUS = auto()
     COHERE = auto()
     GEMMA = auto()
+    GLM = auto()
+    GLM_LINES = auto()
     HARMONY = auto()
     HERMES = auto()
     LIST = auto()
     LLAMA = auto()
+    MINIMAX = auto()
     MISTRAL = auto()
     PYTHON = auto()
     QWEN_XML = auto()
@@ -60,6 +70,7 @@ OF_MARKS = {
     APERTUS: CallFormat.APERTUS,
     COHERE: CallFormat.COHERE,
     python_calls.BEGIN: CallFormat.PYTHON,
+    tagged_calls.MINIMAX: CallFormat.MINIMAX,
 }
 """Formats of the chat templates that contain these."""
 
@@ -76,6 +87,9 @@ def format_of(
         return CallFormat.HARMONY
     if FUNCTION in template:
         return CallFormat.SEED_XML if SEED in template else CallFormat.QWEN_XML
+    if tagged_calls.KEY in template:
+        is_dense = f"</arg_key>{tagged_calls.VALUE}" in template
+        return CallFormat.GLM if is_dense else CallFormat.GLM_LINES
     if of_tools is in_text or BEGIN in template:
         return CallFormat.HERMES
     for mark, found in OF_MARKS.items():
@@ -94,15 +108,19 @@ Function = tuple[str, Mapping[str, Any] | None]
 class Form(NamedTuple):
     """What is around the arguments of a call, between calls and around all calls, in Lark. NAME is
     a place for the function's name. What is before arguments in JSON is in parts as JSON has them,
-    so that a text that begins as JSON can become either. padding: around each parameter, if the
-    arguments are in XML, and None if they are JSON."""
+    so that a text that begins as JSON can become either. parameter: what is before and behind each
+    argument, if these are in tags, with a place KEY; None if they are JSON."""
 
     before: str = ""
     after: str = '"}"'
     separator: str = '", "'
     begin: str = ""
     end: str = ""
-    padding: str | None = None
+    parameter: tuple[str, str] | None = None
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)
 
 
 def _named(key: str, key_of_name: str = "name") -> str:
@@ -111,7 +129,16 @@ def _named(key: str, key_of_name: str = "name") -> str:
 
 def _xml(begin: str, end: str, padding: str) -> Form:
     before, after = rf'"{begin}\n{FUNCTION}NAME>\n"', rf'"{FUNCTION_END}\n{end}"'
-    return Form(before, after, r'"\n"', padding=padding)
+    parameter = f"<parameter=KEY>{padding}", f"{padding}</parameter>\n"
+    return Form(before, after, r'"\n"', parameter=parameter)
+
+
+def _glm(padding: str) -> Form:
+    """padding: between tags."""
+    key, value, end = tagged_calls.KEY, tagged_calls.VALUE, tagged_calls.VALUE_END
+    parameter = f"{key}KEY</arg_key>{padding}{value}", f"{end}{padding}"
+    before = _text(f"{BEGIN}NAME{padding}")
+    return Form(before, f'"{END}"', _text(padding), parameter=parameter)
 
 
 FORMS = {
@@ -124,10 +151,20 @@ FORMS = {
         end=rf'"\n]{COHERE_END}"',
     ),
     CallFormat.GEMMA: Form(separator=""),
+    CallFormat.GLM: _glm(""),
+    CallFormat.GLM_LINES: _glm("\n"),
     CallFormat.HARMONY: Form(f'"{HARMONY}NAME {HARMONY_TYPE}{HARMONY_ARGS}"', "", ""),
     CallFormat.HERMES: Form(rf'"{BEGIN}\n{{" {_named("arguments")}', rf'"}}\n{END}"', r'"\n"'),
     CallFormat.LIST: Form(f'"{{" {_named("arguments")}', begin='"["', end='"]"'),
     CallFormat.LLAMA: Form(f'"{{" {_named("parameters")}', separator='"; "'),
+    CallFormat.MINIMAX: Form(
+        _text(f'{tagged_calls.INVOKE}NAME">\n'),
+        _text(tagged_calls.INVOKE_END),
+        r'"\n"',
+        _text(f"{tagged_calls.MINIMAX}\n"),
+        rf'"\n" "{tagged_calls.MINIMAX_END}"',  # in two, because a line break is also between calls
+        ('<parameter name="KEY">', "</parameter>\n"),
+    ),
     CallFormat.MISTRAL: Form(f'"{MISTRAL}NAME" ("{CALL_ID}" /[a-zA-Z0-9]{{9}}/)? "{ARGS}"', "", ""),
     CallFormat.PYTHON: Form(
         '"NAME("', '")"', '", "', f'"{python_calls.BEGIN}["', f'"]{python_calls.END}"'
@@ -158,14 +195,14 @@ def call_grammar(functions: Iterable[Function], call_format: CallFormat, may_rep
         rules.append(f"call{number}: {before} arguments{number} {form.after}")
         if call_format is CallFormat.PYTHON:
             rules += _python_rules(number, schema)
-        elif form.padding is None:
+        elif form.parameter is None:
             rules.append(f"arguments{number}: {_json(schema, ARGUMENTS_STYLE)}")
         else:
-            rules += _xml_rules(number, schema, form.padding)
+            rules += _xml_rules(number, schema, *form.parameter)
     if call_format is CallFormat.GEMMA:
         rules.append(gemma_grammar.SHARED)
-    elif form.padding is not None:
-        rules.append(f"value[suffix={_text(_end_of_value(form.padding))}]: /(?s:.*)/")
+    elif form.parameter is not None:
+        rules.append(_value_rules(form.parameter[1]))
     return "\n".join(rules)
 
 
@@ -223,14 +260,16 @@ def _closed_part(part: Any) -> Any:
     return found
 
 
-def _xml_rules(number: int, schema: dict[str, Any], padding: str) -> Iterator[str]:
-    """Parameters in the order of the schema. Texts end at the mark that ends a parameter."""
+def _xml_rules(number: int, schema: dict[str, Any], begin: str, end: str) -> Iterator[str]:
+    """Parameters in the order of the schema. Texts end at the mark that ends a parameter. begin,
+    end: see `Form.parameter`."""
     required, parts = set(schema.get("required", ())), []
     shared = {str(key): schema[key] for key in ("$defs", "definitions") if key in schema}
     for place, (key, value) in enumerate((schema.get("properties") or {}).items()):
-        rule, begin = f"parameter{number}_{place}", f"<parameter={key}>{padding}"
+        rule = f"parameter{number}_{place}"
         parts.append(rule if key in required else f"{rule}?")
-        yield f"{rule}: {_text(begin)} {_value(value, shared, _text(_end_of_value(padding)))}"
+        named = _text(begin.replace("KEY", key))
+        yield f"{rule}: {named} {_value(value, shared, _text(end))}"
     yield f"arguments{number}: {' '.join(parts) or _text('')}"
 
 
@@ -269,8 +308,15 @@ def _python_value(schema: Any, shared: dict[str, Any]) -> str:
     return f"({' | '.join(parts)})"
 
 
-def _end_of_value(padding: str) -> str:
-    return f"{padding}</parameter>\n"
+def _value_rules(end: str) -> str:
+    """A text and the end of its parameter. That of GLM begins with a token, which no text
+    contains, or is written in pieces."""
+    mark, end = tagged_calls.VALUE_END, _text(end)
+    by_pieces = f"[suffix={end}]: /(?s:.*)/"
+    if mark not in end:
+        return f"value{by_pieces}"
+    text = f"TEXT: /(?s:.+)/ & ~/(?s:.*){re.escape(mark).replace('/', chr(92) + '/')}(?s:.*)/"
+    return f"value: TEXT? {end} | pieces\n{text}\npieces{by_pieces}"
 
 
 def _value(schema: Any, shared: dict[str, Any], end: str) -> str:
@@ -284,10 +330,6 @@ def _value(schema: Any, shared: dict[str, Any], end: str) -> str:
     if types is not None and (not types or "string" in types):
         return "value"
     return f"{_json({**of_value, **shared}, ARGUMENTS_STYLE)} {end}"
-
-
-def _text(text: str) -> str:
-    return json.dumps(text)
 
 
 def _json(schema: dict[str, Any], style: dict[str, Any]) -> str:

@@ -113,16 +113,21 @@ def named_calls(name: str, arguments: str) -> list[dict[str, Any]]:
 def xml_call(name: str, body: str, tools: Tools) -> dict[str, Any]:
     """The call of `<function=NAME>body</function>`, as Qwen3-Coder writes it. Its values have no
     types, so the schema of the tool gives them. A line break ends a value if one begins it."""
-    found, at = dict[str, Any](), 0
+    found, at = dict[str, str](), 0
     while (begin := PARAMETER.match(body, at)) and (
         end := END_OF_PARAMETER.search(body, begin.end())
     ):
-        types = tools[name].get(begin[1], ())
         text = body[begin.end() : end.start()]
-        text = text.removesuffix("\n") if begin[0].endswith("\n") else text
-        found[begin[1]] = _typed(text, types)
+        found[begin[1]] = text.removesuffix("\n") if begin[0].endswith("\n") else text
         at = end.end()
-    return new_call(name, _written(found))
+    return typed_call(name, found, tools)
+
+
+def typed_call(name: str, values: Mapping[str, str], tools: Tools) -> dict[str, Any]:
+    """The call of a tool with these values, which have the types of its schema."""
+    types = tools[name]
+    typed = {key: _typed(text, types.get(key, ())) for key, text in values.items()}
+    return new_call(name, _written(typed))
 
 
 def parameter_types(schema: Any) -> dict[str, Types]:

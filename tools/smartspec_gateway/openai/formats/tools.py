@@ -19,6 +19,9 @@
 - Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
 - gpt-oss: `<|channel|>commentary to=functions.NAME<|message|>{..}<|call|>`, of all forms that
   `harmony` reads
+- GLM since 4.5: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`
+- MiniMax: `<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>`, between
+  `<minimax:tool_call>` and `</minimax:tool_call>`
 - GLM-4: the text is `NAME{..}`, maybe with a line break between
 
 A call is passed on when it is complete. Text that is not a call of a given tool is content, so
@@ -31,13 +34,14 @@ import re
 from itertools import product
 from typing import Any
 
-from smartspec_gateway.openai.formats import gemma, python_calls
+from smartspec_gateway.openai.formats import gemma, python_calls, tagged_calls
 from smartspec_gateway.openai.formats.calls import (
     ObjectEnd,
     Tools,
     json_calls,
     named_calls,
     new_call,
+    typed_call,
     xml_call,
 )
 
@@ -61,6 +65,8 @@ CLOSINGS: dict[str, tuple[str, ...]] = {
     MISTRAL: (),
     "<|tool_call|>": (),
     SEED: (SEED_END,),
+    tagged_calls.MINIMAX: (),
+    tagged_calls.INVOKE: (tagged_calls.MINIMAX_END,),
     APERTUS: (APERTUS_END,),
     COHERE: (COHERE_END,),
     HARMONY: (HARMONY_END,),
@@ -113,7 +119,7 @@ class ToolParser:
             rf"(?:{harmony_type})?+(?:(?:{args}|{FENCE}(?:json)?)\s*+)?(?=\{{)"
         )
         self._named = re.compile(rf"(?:{DEEPSEEK_CALL})?(?:{DEEPSEEK_NAME})?{named}")
-        self._words = (FUNCTION, DEEPSEEK_CALL, DEEPSEEK_NAME, *tools)
+        self._words = (FUNCTION, DEEPSEEK_CALL, DEEPSEEK_NAME, tagged_calls.INVOKE, *tools)
         self._head = re.compile(rf"\s*+(?P<mark>{marks})?\s*+(?:{named}|(?=[\[{{]))")
         self._heads = [*CLOSINGS, *map("".join, product(("", *MARKS), ("", *tools)))]
         """What a text of calls may begin with, without spaces, besides JSON."""
@@ -123,6 +129,7 @@ class ToolParser:
         self._skipped = ""  # characters to drop between two calls
         self._object = ObjectEnd()
         self._gemma_end = gemma.CallEnd()
+        self._tagged_calls = tagged_calls.TaggedCalls(tools)
         self._num_scanned = 0
         """Characters of `_left` that are known not to end a function."""
 
@@ -204,6 +211,8 @@ class ToolParser:
             return self._json(start, closings, is_end, True)
         if self._left.startswith(FUNCTION, start):
             return self._function(start, closings, is_end)
+        if self._tagged_calls.begins(self._left, start):
+            return self._in_tags(start, closings, is_end)
         if named := self._named.match(self._left, start):
             return self._json(named.end(), closings, is_end, name=named["name"])
         rest = self._left[start : start + MOST_HEAD]
@@ -224,6 +233,18 @@ class ToolParser:
         end_of_arguments, end = ends or (len(self._left), len(self._left))
         calls = gemma.gemma_calls(self._left[:end_of_arguments], self._tools)
         return self._called(calls, end, ())
+
+    def _in_tags(self, start: int, closings: tuple[str, ...], is_end: bool) -> list[Part] | None:
+        """The call at `start`, whose arguments are in tags. With the mark of Hermes, its end is the
+        call's."""
+        found = self._tagged_calls.read(self._left, start)
+        if found is None:
+            if not is_end:
+                return None
+            self._tagged_calls.reset()
+            return self._content(len(self._left))
+        calls = [typed_call(found.name, found.values, self._tools)]
+        return self._called(calls, found.end, () if closings == (END,) else closings)
 
     def _python(self, start: int, closings: tuple[str, ...], is_end: bool) -> list[Part] | None:
         """The list of calls at `start`, up to the mark that ends it."""
