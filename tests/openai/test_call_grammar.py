@@ -48,6 +48,8 @@ TEXTS = {
     CallFormat.LIST: '[{"name": "find", "arguments": %s}]',
     CallFormat.MISTRAL: "[TOOL_CALLS]find[ARGS]%s",
     CallFormat.APERTUS: '<|tools_prefix|>[{"find": %s}]<|tools_suffix|>',
+    CallFormat.KIMI: "<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0"
+    "<|tool_call_argument_begin|>%s<|tool_call_end|><|tool_calls_section_end|>",
     CallFormat.COHERE: '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", '
     '"parameters": %s}\n]<|END_ACTION|>',
 }
@@ -56,6 +58,7 @@ BETWEEN = {
     "], [": ", ",
     "]<|tools_suffix|><|tools_prefix|>[": ", ",
     "\n]<|END_ACTION|><|START_ACTION|>[": ",",
+    "<|tool_calls_section_end|><|tool_calls_section_begin|>": "",
 }
 """What is between calls in one list, where two lists meet."""
 

@@ -70,6 +70,15 @@ LFM2 = """{% set s = namespace(text=messages[0].content if messages[0].role == '
 {% endif %}"""
 
 
+KIMI = """{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}{% endif %}
+{%- for m in messages %}<|im_user|>{{ m.role }}<|im_middle|>
+{%- if m.role == 'tool' %}## Return of {{ m.tool_call_id }}
+{% endif %}{{ m.content }}
+{%- if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls -%}
+<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}
+{{- '<|tool_call_end|>' }}{% endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>{% endfor %}"""
+
+
 class Case(NamedTuple):
     """template: as that of a model. shown: two calls, as it shows them and as the model writes
     them. thought: one that the model writes before a text and the calls."""
@@ -116,6 +125,16 @@ CASES = {
         '<|tool_call_start|>[weather(place="Rome"), weather(place="Oslo")]<|tool_call_end|>',
         "<think>Hm.</think>",
     ),
+    "Kimi K2": Case(
+        CallFormat.KIMI,
+        KIMI,
+        "<|tool_calls_section_begin|>"
+        '<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"place": "Rome"}'
+        "<|tool_call_end|>"
+        '<|tool_call_begin|>functions.weather:1<|tool_call_argument_begin|>{"place": "Oslo"}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "<think>Hm.</think>",
+    ),
     "Command R7B": Case(
         CallFormat.COHERE,
         COHERE,
@@ -158,6 +177,8 @@ def history() -> list[dict[str, Any]]:
 def test_a_history_has_the_text_the_calls_and_the_results(tmp_path: Path, case: Case) -> None:
     prompt = prompts_of(tmp_path, case.template).of_chat(history(), {}, tools=[TOOL])
     at = 0
+    of_ids = ["weather:0\nsun", "weather:1\nsun"] if case.template is KIMI else []
+    assert all(part in prompt for part in of_ids)
     for part in ("I look.", case.shown, "sun in Rome", "sun in Oslo", "Sun.", "Hello!"):
         at = prompt.find(part, at) + 1
         assert at, (part, prompt)

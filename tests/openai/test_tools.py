@@ -205,7 +205,15 @@ CASES: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
             '{"tool_name": "time", "parameters": {}}',
         )
     ),
-    # As DeepSeek.
+    # As DeepSeek V3.1.
+    (
+        f"I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{TEXT}"
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        "I look.",
+        [("weather", ROME), ("time", {})],
+    ),
+    # As DeepSeek's distilled models.
     (
         f"I look.<｜tool▁calls▁begin｜>{deepseek('weather', TEXT)}\n{deepseek('time', '{}')}"
         "<｜tool▁calls▁end｜> So.",

@@ -19,9 +19,11 @@ SPECIAL_MARKS = (
     *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>"),
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
 )
-"""What Gemma 4, Mistral, Seed-OSS, Apertus, LFM2 and the models of Cohere and DeepSeek write calls
-and thoughts with. Their tokenizers say that most of these are special."""
+"""What Gemma 4, Mistral, Seed-OSS, Apertus, LFM2, Kimi and the models of Cohere and DeepSeek write
+calls and thoughts with. Their tokenizers say that most of these are special."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>"),

@@ -32,6 +32,10 @@ from smartspec_gateway.openai.formats.tools import (
     HARMONY,
     HARMONY_ARGS,
     HARMONY_TYPE,
+    KIMI,
+    KIMI_ARGS,
+    KIMI_CALL,
+    KIMI_ENDS,
     MISTRAL,
     SEED,
     SEED_END,
@@ -56,6 +60,7 @@ class CallFormat(Enum):
     GLM_LINES = auto()
     HARMONY = auto()
     HERMES = auto()
+    KIMI = auto()
     LIST = auto()
     LLAMA = auto()
     MINIMAX = auto()
@@ -71,6 +76,7 @@ OF_MARKS = {
     COHERE: CallFormat.COHERE,
     python_calls.BEGIN: CallFormat.PYTHON,
     tagged_calls.MINIMAX: CallFormat.MINIMAX,
+    KIMI: CallFormat.KIMI,
 }
 """Formats of the chat templates that contain these."""
 
@@ -155,6 +161,13 @@ FORMS = {
     CallFormat.GLM_LINES: _glm("\n"),
     CallFormat.HARMONY: Form(f'"{HARMONY}NAME {HARMONY_TYPE}{HARMONY_ARGS}"', "", ""),
     CallFormat.HERMES: Form(rf'"{BEGIN}\n{{" {_named("arguments")}', rf'"}}\n{END}"', r'"\n"'),
+    CallFormat.KIMI: Form(
+        f'"{KIMI_CALL}functions.NAME:" /[0-9]{{1,2}}/ "{KIMI_ARGS}"',
+        f'"{KIMI_ENDS[0]}"',
+        "",
+        f'"{KIMI}"',
+        f'"{KIMI_ENDS[1]}"',
+    ),
     CallFormat.LIST: Form(f'"{{" {_named("arguments")}', begin='"["', end='"]"'),
     CallFormat.LLAMA: Form(f'"{{" {_named("parameters")}', separator='"; "'),
     CallFormat.MINIMAX: Form(

@@ -13,12 +13,12 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import product
+from itertools import count, product
 from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats import harmony, histories, python_calls
-from smartspec_gateway.openai.formats.tools import BEGIN, CALL_ID, END, MISTRAL
+from smartspec_gateway.openai.formats.tools import BEGIN, CALL_ID, END, KIMI_ARGS, MISTRAL
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -120,6 +120,7 @@ def ways_of(template: str, render: Render, tokens: Container[str] = ()) -> Ways:
 
     own_ways = [results_in_calls] if "tool_responses" in template else []
     own_ways += [messages_of_harmony] if is_harmony else []
+    own_ways += [ids_of_kimi] if KIMI_ARGS in template else []
     more_ways = [text_in_name] if CALL_ID in template else []
     more_ways += [calls_in_python] if python_calls.BEGIN in tokens else []
     tried = product((PROBE_TEXT, ""), (*own_ways, *CALL_WAYS, *more_ways))
@@ -288,6 +289,21 @@ def arguments_as_text(messages: Messages) -> Messages:
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+
+
+def ids_of_kimi(messages: Messages) -> Messages:
+    """Calls of Kimi are numbered, and templates show their ids as they are."""
+    found, ids, nums = list[Mapping[str, Any]](), dict[Any, str](), count()
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            ids[call.get("id")] = new = f"functions.{call['function']['name']}:{next(nums)}"
+            calls.append({**call, "id": new})
+        changed = {**message, "tool_calls": calls} if calls else {**message}
+        if message["role"] == "tool" and message.get("tool_call_id") in ids:
+            changed["tool_call_id"] = ids[message["tool_call_id"]]
+        found.append(changed)
+    return found
 
 
 def calls_in_python(messages: Messages) -> Messages:

@@ -16,6 +16,10 @@
   `<｜tool▁call▁end｜>` anywhere, maybe between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`
 - LFM2: `<|tool_call_start|>[NAME(key="text", n=3)]<|tool_call_end|>` anywhere, or a list of JSON
   objects between these marks
+- DeepSeek V3.1: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{..}<｜tool▁call▁end｜>`, maybe between the
+  same marks
+- Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{..}<|tool_call_end|>`
+  anywhere, maybe between `<|tool_calls_section_begin|>` and `<|tool_calls_section_end|>`
 - Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>` anywhere in the text
 - gpt-oss: `<|channel|>commentary to=functions.NAME<|message|>{..}<|call|>`, of all forms that
   `harmony` reads
@@ -51,10 +55,15 @@ CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"
 APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 COHERE, COHERE_END = "<|START_ACTION|>", "<|END_ACTION|>"
 DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
-DEEPSEEK_NAME = "function<｜tool▁sep｜>"
+DEEPSEEK_SEP = "<｜tool▁sep｜>"
+DEEPSEEK_NAME = f"function{DEEPSEEK_SEP}"
 DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 HARMONY, HARMONY_END = "<|channel|>commentary to=functions.", "<|call|>"
 HARMONY_TYPE, HARMONY_ARGS = "<|constrain|>json", "<|message|>"
+KIMI, KIMI_CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
+KIMI_ARGS = "<|tool_call_argument_begin|>"
+FUNCTIONS = r"functions\."
+KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>")
 SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 FENCE = "```"
@@ -70,6 +79,8 @@ CLOSINGS: dict[str, tuple[str, ...]] = {
     APERTUS: (APERTUS_END,),
     COHERE: (COHERE_END,),
     HARMONY: (HARMONY_END,),
+    KIMI: KIMI_ENDS,
+    KIMI_CALL: KIMI_ENDS,
     DEEPSEEK: (FENCE, *DEEPSEEK_ENDS),
     DEEPSEEK_CALL: (FENCE, *DEEPSEEK_ENDS),
 }
@@ -109,17 +120,22 @@ class ToolParser:
         self._tools = tools
         self._left = ""
         self._is_begin = True  # as long as there was no content
-        names, marks, call_id, args, harmony_type = (
+        before_args = (ARGS, HARMONY_ARGS, DEEPSEEK_SEP, KIMI_ARGS)
+        names, marks, call_id, args, harmony_type, begins = (
             "|".join(map(re.escape, words))
-            for words in (tools, MARKS, [CALL_ID], [ARGS, HARMONY_ARGS], [HARMONY_TYPE])
+            for words in (
+                *(tools, MARKS, [CALL_ID], before_args, [HARMONY_TYPE]),
+                [DEEPSEEK_CALL, KIMI_CALL],
+            )
         )
         names = names or "(?!)"
         named = (
-            rf"(?P<name>{names})\s*+(?:{call_id}\s*+\w+\s*+)?"
+            rf"(?P<name>{names})(?::\d++)?\s*+(?:{call_id}\s*+\w+\s*+)?"
             rf"(?:{harmony_type})?+(?:(?:{args}|{FENCE}(?:json)?)\s*+)?(?=\{{)"
         )
-        self._named = re.compile(rf"(?:{DEEPSEEK_CALL})?(?:{DEEPSEEK_NAME})?{named}")
-        self._words = (FUNCTION, DEEPSEEK_CALL, DEEPSEEK_NAME, tagged_calls.INVOKE, *tools)
+        self._named = re.compile(rf"(?:{begins})?(?:{DEEPSEEK_NAME}|{FUNCTIONS})?{named}")
+        marks_before = (FUNCTION, DEEPSEEK_CALL, DEEPSEEK_NAME, KIMI_CALL, tagged_calls.INVOKE)
+        self._words = (*marks_before, "functions.", *tools)
         self._head = re.compile(rf"\s*+(?P<mark>{marks})?\s*+(?:{named}|(?=[\[{{]))")
         self._heads = [*CLOSINGS, *map("".join, product(("", *MARKS), ("", *tools)))]
         """What a text of calls may begin with, without spaces, besides JSON."""
