@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ def config_of(folder: Path, **limits: Any) -> ServerConfig:
     return ServerConfig.model_validate({"engine": own, "limits": few | limits})
 
 
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Any]:
+    config = config_of(folder)
+    with serving(build_engine(config, folder), config) as made:
+        yield made
+
+
 def asked(num: int, **more: Any) -> list[GenerateParams]:
     samplings: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.2}]
     return [
@@ -75,28 +83,24 @@ def asked(num: int, **more: Any) -> list[GenerateParams]:
     ]
 
 
-def test_texts_do_not_depend_on_drafts(folder: Path) -> None:
+def test_texts_do_not_depend_on_drafts(server: Any, folder: Path) -> None:
     """Of a draft model that convolves, too; also in a cache that preempts."""
-    config = config_of(folder)
-    with serving(build_engine(config, folder), config) as server:
-        expected = tokens_of(generate(server, asked(5, policy="none")))
-        found = generate(server, asked(5, policy="fixed:9", proposer=DRAFT_MODEL))
-        assert tokens_of(found) == expected
-        assert sum(sink.progress.num_accepted for sink in found) > 80
+    expected = tokens_of(generate(server, asked(5, policy="none")))
+    found = generate(server, asked(5, policy="fixed:9", proposer=DRAFT_MODEL))
+    assert tokens_of(found) == expected
+    assert sum(sink.progress.num_accepted for sink in found) > 80
     tight = config_of(folder, max_context_len=192, max_cache_tokens=192)
-    with serving(build_engine(tight, folder), tight) as server:
-        found = generate(server, asked(5, policy="fixed:9", proposer=DRAFT_MODEL))
+    with serving(build_engine(tight, folder), tight) as small:
+        found = generate(small, asked(5, policy="fixed:9", proposer=DRAFT_MODEL))
         assert tokens_of(found) == expected
-        assert server.loop.lifecycle.num_preemptions
+        assert small.loop.lifecycle.num_preemptions
 
 
-def test_a_conversation_continues_at_a_kept_state(folder: Path) -> None:
-    config = config_of(folder)
-    with serving(build_engine(config, folder), config) as server:
-        [first] = generate(server, [GenerateParams(LONG, 8, policy="none")])
-        following = GenerateParams(LONG + "and so on", 8, policy="none")
-        [again] = generate(server, [following])
-        [alone] = generate(server, [replace(following, reuse_prefix=False)])
+def test_a_conversation_continues_at_a_kept_state(server: Any) -> None:
+    [first] = generate(server, [GenerateParams(LONG, 8, policy="none")])
+    following = GenerateParams(LONG + "and so on", 8, policy="none")
+    [again] = generate(server, [following])
+    [alone] = generate(server, [replace(following, reuse_prefix=False)])
     assert again.progress.num_cached == first.last.num_input_tokens // 8 * 8 > 270
     assert again.tokens == alone.tokens
 
