@@ -180,6 +180,15 @@ def test_arguments_in_python(arguments: str, expected: bool) -> None:
         assert calls_of(ToolParser({"f": {}}), text)
 
 
+def test_names_of_arguments_that_python_has_not() -> None:
+    schema = {"properties": {key: {} for key in ("class", "a-b", "first name", "$x")}}
+    grammar = call_grammar([("f", schema)], CallFormat.PYTHON, may_repeat=False)
+    text = '<|tool_call_start|>[f(class=1, a-b="x", first name=[], $x={})]<|tool_call_end|>'
+    assert follows("tokens", grammar, text)
+    expected = {"class": 1, "a-b": "x", "first name": [], "$x": {}}
+    assert calls_of(ToolParser({"f": parameter_types(schema)}), text) == [("f", expected)]
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_required_calls_may_have_identifiers(kind: str) -> None:
     grammar = call_grammar(FUNCTIONS, CallFormat.MISTRAL, may_repeat=True)

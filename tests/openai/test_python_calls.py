@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ import pytest
 from smartspec_gateway.openai.formats.python_calls import BEGIN, END, python_calls, written
 from smartspec_gateway.openai.formats.tools import ToolParser
 
-TOOLS: dict[str, dict[str, Any]] = {"f": {}, "tool_0": {}, "get-all": {}, "get-all-now": {}}
+TOOLS: dict[str, dict[str, Any]] = {
+    "f": {"first name": ()},
+    "tool_0": {},
+    "get-all": {},
+    "get-all-now": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +31,15 @@ TOOLS: dict[str, dict[str, Any]] = {"f": {}, "tool_0": {}, "get-all": {}, "get-a
             "get-all-now(a=(1, 2)), get-all(b='')",
             [("get-all-now", {"a": [1, 2]}), ("get-all", {"b": ""})],
         ),
+        (
+            "f(class='a', x-y.z=1, first name=2, µ=3)",
+            [("f", {"class": "a", "x-y.z": 1, "first name": 2, "µ": 3})],
+        ),
+        ("f(a='x\r\ny\0001')", [("f", {"a": "x\r\ny\0001"})]),
+        (r"f(a='C:\Users\new \d\N\x41\'\/')", [("f", {"a": "C:\\Users\new \\d\\NA'/"})]),
+        (r"f(a=r'\d\n')", [("f", {"a": r"\d\n"})]),
+        ("f(a='ls \\\n -l')", [("f", {"a": "ls \\\n -l"})]),
+        ('f(a="""say "f(1)"\nb=2""")', [("f", {"a": 'say "f(1)"\nb=2'})]),
     ],
 )
 def test_calls(text: str, expected: list[tuple[str, Any]]) -> None:
@@ -38,6 +53,8 @@ def test_calls(text: str, expected: list[tuple[str, Any]]) -> None:
         "f()",
         "[g()]",
         "[f(), g()]",
+        "[tool_1()]",
+        "[tool_9()]",
         "[f(1)]",
         "[f(**{'a': 1})]",
         "[f(a=b)]",
@@ -53,6 +70,14 @@ def test_calls(text: str, expected: list[tuple[str, Any]]) -> None:
 )
 def test_other_texts(text: str) -> None:
     assert python_calls(text, TOOLS) == []
+
+
+@pytest.mark.parametrize("part", ['\\"', "\\", "f(", "a=", "a ", "' ", "\"'", '"""', "x"])
+def test_long_texts_take_little_time(part: str) -> None:
+    """Where each place has to be read to the end, minutes."""
+    begin = time.process_time()
+    assert python_calls(f"[f(a={part * 200_000}", TOOLS) == []
+    assert time.process_time() - begin < 10.0
 
 
 def test_written_calls_are_read() -> None:
