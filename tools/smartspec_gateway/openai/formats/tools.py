@@ -147,7 +147,7 @@ class ToolParser:
         self._gemma_end = gemma.CallEnd()
         self._tagged_calls = tagged_calls.TaggedCalls(tools)
         self._num_scanned = 0
-        """Characters of `_left` that are known not to end a function."""
+        """Characters of `_left` that are known not to end a function, or calls of LFM2."""
 
     def feed(self, text: str) -> list[Part]:
         """What is certain after this part of the text."""
@@ -264,9 +264,11 @@ class ToolParser:
 
     def _python(self, start: int, closings: tuple[str, ...], is_end: bool) -> list[Part] | None:
         """The list of calls at `start`, up to the mark that ends it."""
-        end = self._left.find(python_calls.END, start)
+        end = self._left.find(python_calls.END, max(start, self._num_scanned))
         if end < 0 and not is_end:
+            self._num_scanned = max(0, len(self._left) - len(python_calls.END))
             return None
+        self._num_scanned = 0
         end = end if end >= 0 else len(self._left)
         calls = python_calls.python_calls(self._left[start:end], self._tools)
         return self._called(calls, end, closings)
