@@ -220,9 +220,13 @@ def test_what_is_refused(tmp_path: Path, folder: Path) -> None:
     shutil.copytree(folder / "target", tmp_path / "target")
     shutil.copytree(folder / "draft", tmp_path / "draft")
     path = tmp_path / "target" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": ["conv"] * 4}))
-    with pytest.raises(ConfigError, match="type lfm2 with this config are not supported"):
-        build_engine(config_of(tmp_path), tmp_path)
+    for layers, words in (
+        (["conv"] * 4, "type lfm2 with this config are not supported"),
+        (["sliding_attention", *LAYERS[1:]], "layers of type sliding_attention"),
+    ):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": layers}))
+        with pytest.raises(ConfigError, match=words):
+            build_engine(config_of(tmp_path), tmp_path)
 
 
 def test_taps_of_a_pass() -> None:

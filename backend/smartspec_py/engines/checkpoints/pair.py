@@ -219,7 +219,7 @@ def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
         layers.discard(CONV)
     if has_window(config, longest) and config.model_type not in WINDOWED:
         layers.add("sliding_attention")
-    if layers == {"sliding_attention"}:
+    if layers == {"sliding_attention"} and getattr(config, "sliding_window", None) is not None:
         raise ModelError(
             f"{name} is of the type {config.model_type} and has a sliding window of "
             f"{config.sliding_window} tokens, which is supported only for the types "
