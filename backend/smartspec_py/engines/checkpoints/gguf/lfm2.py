@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from smartspec_py.engines.checkpoints.experts import EXPERT_BIAS
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.recurrent import CONV
 from smartspec_py.faults import ConfigError
@@ -134,5 +133,5 @@ def lfm2_tensors(
             name = f"model.layers.{layer}.{parameter}.weight"
             yield f"blk.{layer}.{part}.weight", name, shapes[part]
         if has_experts:
-            name = f"model.layers.{layer}.feed_forward{EXPERT_BIAS}"
+            name = f"model.layers.{layer}.feed_forward.expert_bias"
             yield f"blk.{layer}.exp_probs_b.bias", name, (num,)
