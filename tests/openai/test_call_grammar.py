@@ -331,6 +331,8 @@ def test_required_calls_in_tags(kind: str, call_format: CallFormat) -> None:
     types = {name: parameter_types(schema) for name, schema in FUNCTIONS}
     expected = ("find", {**values, "place": {"x": 3}})
     assert calls_of(ToolParser(types), text) == [expected, ("now", {}), expected]
+    one = text.replace(between.join(["", call % ("now", ""), find]), "", 1)
+    assert calls_of(ToolParser(types), one) == [expected]
     whole, parser = f"I look.\n{text}", ToolParser(types)
     found = [one for letter in whole for one in parser.feed(letter)] + parser.finish()
     assert "".join(one for one in found if isinstance(one, str)) == "I look.\n"

@@ -74,7 +74,7 @@ CLOSINGS: dict[str, tuple[str, ...]] = {
     MISTRAL: (),
     "<|tool_call|>": (),
     SEED: (SEED_END,),
-    tagged_calls.MINIMAX: (),
+    tagged_calls.MINIMAX: (tagged_calls.MINIMAX_END,),
     tagged_calls.INVOKE: (tagged_calls.MINIMAX_END,),
     APERTUS: (APERTUS_END,),
     COHERE: (COHERE_END,),
