@@ -29,6 +29,7 @@ from smartspec_gateway.openai.formats.tools import (
     END,
     FUNCTION,
     FUNCTION_END,
+    FUNCTIONS,
     HARMONY,
     HARMONY_ARGS,
     HARMONY_TYPE,
@@ -162,7 +163,7 @@ FORMS = {
     CallFormat.HARMONY: Form(f'"{HARMONY}NAME {HARMONY_TYPE}{HARMONY_ARGS}"', "", ""),
     CallFormat.HERMES: Form(rf'"{BEGIN}\n{{" {_named("arguments")}', rf'"}}\n{END}"', r'"\n"'),
     CallFormat.KIMI: Form(
-        f'"{KIMI_CALL}functions.NAME:" /[0-9]{{1,2}}/ "{KIMI_ARGS}"',
+        f'"{KIMI_CALL}{FUNCTIONS}NAME:" /[0-9]{{1,2}}/ "{KIMI_ARGS}"',
         f'"{KIMI_ENDS[0]}"',
         "",
         f'"{KIMI}"',
@@ -328,7 +329,8 @@ def _value_rules(end: str) -> str:
     by_pieces = f"[suffix={end}]: /(?s:.*)/"
     if mark not in end:
         return f"value{by_pieces}"
-    text = f"TEXT: /(?s:.+)/ & ~/(?s:.*){re.escape(mark).replace('/', chr(92) + '/')}(?s:.*)/"
+    pattern = re.escape(mark).replace("/", r"\/")
+    text = f"TEXT: /(?s:.+)/ & ~/(?s:.*){pattern}(?s:.*)/"
     return f"value: TEXT? {end} | pieces\n{text}\npieces{by_pieces}"
 
 

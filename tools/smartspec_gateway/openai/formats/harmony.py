@@ -21,7 +21,7 @@ from collections.abc import Container
 from typing import Literal
 
 from smartspec_gateway.openai.formats.calls import ObjectEnd, named_calls
-from smartspec_gateway.openai.formats.tools import HARMONY, HARMONY_ARGS
+from smartspec_gateway.openai.formats.tools import FUNCTIONS, HARMONY, HARMONY_ARGS
 from smartspec_py.engines.tokenizer_file import HARMONY_MARKS
 
 START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = HARMONY_MARKS
@@ -34,7 +34,6 @@ THOUGHT = f"{CHANNEL}analysis{MESSAGE}"
 TEXT = f"{CHANNEL}commentary{MESSAGE}"
 ANSWER = f"{CHANNEL}final{MESSAGE}"
 
-FUNCTIONS = "functions."
 BEGINS = (*MARKS, "to=")
 """What a header begins with, besides spaces."""
 

@@ -6,8 +6,8 @@ writes `<|channel>thought..<channel|>`, also behind other text, and sometimes le
 block, which are dropped. So are those around the answers of Cohere's models, which think in
 `<|START_THINKING|>..<|END_THINKING|>`. Apertus writes `<|inner_prefix|>..<|inner_suffix|>`, and
 sometimes calls a tool inside of it, which ends the block. Messages of gpt-oss are read by
-`harmony`. Whitespace before the reasoning and
-before the rest is dropped. A text that is cut inside its block is only reasoning.
+`harmony`. Whitespace before the reasoning and before the rest is dropped. A text that is cut inside
+its block is only reasoning.
 """
 
 from __future__ import annotations

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 
 from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.formats import harmony, histories, python_calls
-from smartspec_gateway.openai.formats.tools import BEGIN, CALL_ID, END, KIMI_ARGS, MISTRAL
+from smartspec_gateway.openai.formats.tools import (
+    BEGIN,
+    CALL_ID,
+    END,
+    FUNCTIONS,
+    KIMI_ARGS,
+    MISTRAL,
+)
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -297,7 +304,7 @@ def ids_of_kimi(messages: Messages) -> Messages:
     for message in messages:
         calls = []
         for call in message.get("tool_calls") or ():
-            ids[call.get("id")] = new = f"functions.{call['function']['name']}:{next(nums)}"
+            ids[call.get("id")] = new = f"{FUNCTIONS}{call['function']['name']}:{next(nums)}"
             calls.append({**call, "id": new})
         changed = {**message, "tool_calls": calls} if calls else {**message}
         if message["role"] == "tool" and message.get("tool_call_id") in ids:

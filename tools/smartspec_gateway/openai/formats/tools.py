@@ -58,11 +58,13 @@ DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁beg
 DEEPSEEK_SEP = "<｜tool▁sep｜>"
 DEEPSEEK_NAME = f"function{DEEPSEEK_SEP}"
 DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-HARMONY, HARMONY_END = "<|channel|>commentary to=functions.", "<|call|>"
+FUNCTIONS = "functions."
+"""Before the name of a function, as gpt-oss and Kimi write it."""
+
+HARMONY, HARMONY_END = f"<|channel|>commentary to={FUNCTIONS}", "<|call|>"
 HARMONY_TYPE, HARMONY_ARGS = "<|constrain|>json", "<|message|>"
 KIMI, KIMI_CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
 KIMI_ARGS = "<|tool_call_argument_begin|>"
-FUNCTIONS = r"functions\."
 KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>")
 SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -133,9 +135,11 @@ class ToolParser:
             rf"(?P<name>{names})(?::\d++)?\s*+(?:{call_id}\s*+\w+\s*+)?"
             rf"(?:{harmony_type})?+(?:(?:{args}|{FENCE}(?:json)?)\s*+)?(?=\{{)"
         )
-        self._named = re.compile(rf"(?:{begins})?(?:{DEEPSEEK_NAME}|{FUNCTIONS})?{named}")
+        self._named = re.compile(
+            rf"(?:{begins})?(?:{DEEPSEEK_NAME}|{re.escape(FUNCTIONS)})?{named}"
+        )
         marks_before = (FUNCTION, DEEPSEEK_CALL, DEEPSEEK_NAME, KIMI_CALL, tagged_calls.INVOKE)
-        self._words = (*marks_before, "functions.", *tools)
+        self._words = (*marks_before, FUNCTIONS, *tools)
         self._head = re.compile(rf"\s*+(?P<mark>{marks})?\s*+(?:{named}|(?=[\[{{]))")
         self._heads = [*CLOSINGS, *map("".join, product(("", *MARKS), ("", *tools)))]
         """What a text of calls may begin with, without spaces, besides JSON."""
