@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hub_stand_in import HubStandIn
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from smartspec_bench.streams import Exchange
