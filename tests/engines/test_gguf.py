@@ -32,7 +32,7 @@ from smartspec_py.engines.checkpoints.gguf.dequantise import (
     FOUR_BITS,
     KINDS,
     dequantise,
-    four_bits,
+    integers_of,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.gguf.places import TYPES
@@ -76,7 +76,8 @@ def test_integers_of_4_bits(kind: str) -> None:
     given = torch.from_numpy(stored(numbers, kind))
     scale = slice(4, 8) if kind == "Q4_K" else slice(0, 2)
     given.view(-1, block_bytes)[3, scale] = 0
-    integers, scales, zeros = four_bits(given, kind) or pytest.fail("it has 4 bits")
+    found = integers_of(given, kind) or pytest.fail("it has 4 bits")
+    integers, scales, zeros = found.values, found.scales, found.zeros
     assert integers.dtype == torch.uint8
     assert integers.max() == 15
     groups = (integers.view(8, -1, 32) - zeros[:, :, None]) * scales[:, :, None]

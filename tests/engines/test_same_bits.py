@@ -22,6 +22,7 @@ from local_models import VOCAB_SIZE, check_cache
 from quantised_files import gptq_settings, gptq_tensors
 from transformers import (
     Gemma4TextConfig,
+    GptOssConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
@@ -84,6 +85,14 @@ CONFIGS = {
     "wide": LlamaConfig(**SIZES | {"intermediate_size": 4864}),
     "experts": Qwen3MoeConfig(
         **SIZES, head_dim=32, num_experts=16, num_experts_per_tok=3, moe_intermediate_size=256
+    ),
+    "gpt-oss, window 50": GptOssConfig(
+        **SIZES | {"intermediate_size": 256},
+        head_dim=32,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=50,
+        max_position_embeddings=2048,
     ),
     "recurrent": Qwen3_5TextConfig(
         **SIZES,
@@ -325,6 +334,7 @@ ODD, OF_ODD = ("convolutions", "experts", "recurrent"), ("stored", "int8", "int4
         *((kind, dtype, weights) for kind, weights in CASES for dtype in DTYPES),
         *((kind, torch.float32, "whole") for kind in WHOLE),
         *((kind, torch.float32, weights) for kind in ODD for weights in OF_ODD),
+        *(("gpt-oss, window 50", torch.float32, weights) for weights in ("stored", "whole")),
     ],
 )
 def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype, weights: str) -> None:

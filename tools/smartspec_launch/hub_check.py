@@ -116,6 +116,7 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
     Returns the least bytes of a weight in memory, and the free bytes of the device. Raises
     ModelError or ConfigError.
     """
+    from smartspec_py.engines.checkpoints.checks import GPT_OSS
     from smartspec_py.engines.checkpoints.config import load_config
     from smartspec_py.engines.checkpoints.experts import has_experts
     from smartspec_py.engines.checkpoints.pair import check_pair_settings
@@ -146,8 +147,9 @@ def check_settings(config: ServerConfig, folders: Mapping[str, Path]) -> tuple[f
         return dtype.itemsize, free_bytes(device)
     if weights == "auto":
         configs = [load_config(each, limits.context_len) for each in models]
-        # Experts may keep 4 bits of the file.
-        weights = "int4" if any(map(has_experts, configs)) else "int8"
+        # Experts may keep 4 bits of the file, but MXFP4 gets 8.
+        may_keep = (each for each in configs if each.model_type != GPT_OSS)
+        weights = "int4" if any(map(has_experts, may_keep)) else "int8"
     return LEAST_BYTES[weights], free_bytes(device)
 
 

@@ -36,6 +36,7 @@ MODELS = {
     "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "helium": "HeliumForCausalLM",
@@ -75,13 +76,16 @@ RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text")
 LFM2 = ("lfm2", "lfm2_moe")
 """Those with layers that only convolve."""
 
+GPT_OSS = "gpt_oss"
+"""The one whose heads give a part of their attention to no key."""
+
 GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
 """Those of MODELS whose layers may have keys of other sizes, or those of earlier layers."""
 
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 """Types of models that draft for these, see `drafts.assistant`."""
 
-OPENVINO_ONLY = (*RECURRENT, *LFM2, *GEMMA_4)
+OPENVINO_ONLY = (*RECURRENT, *LFM2, GPT_OSS, *GEMMA_4)
 """Those of MODELS that PyTorch does not compute."""
 
 WITH_IMAGES = {
@@ -128,6 +132,7 @@ QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
         "transform_config": (None, {}),
     },
     "fp8": {"fmt": (None, "e4m3", "e5m2")},
+    "mxfp4": {},
 }
 """Values of quantization_config that `quantized` reads, by its quant_method."""
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-TYPES = ("lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
+TYPES = ("gpt_oss", "lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
 """Types of models with experts whose files have these names."""
 
 
@@ -34,6 +34,11 @@ OF_MIXTRAL = {
 }
 """Parts of names in files of Mixtral and LFM2, and what they are in the other models."""
 
+BIAS = "_bias"
+ENDS = {BIAS: ".bias", "_blocks": ".blocks", "_scales": ".scales", "": ".weight"}
+"""How the names of tensors end behind a name in PARTS, and those of their parts. All but the last
+are of gpt-oss. There, rows of gate and up take turns, and a matrix with a bias is transposed."""
+
 EXPERT_BIAS = ".expert_bias"
 """How the name of what is added to the scores of experts of LFM2 ends. It is no parameter."""
 
@@ -46,18 +51,27 @@ def usual_name(name: str) -> str:
     return name
 
 
-def expert_names(mlp: str, expert: int, part: str) -> list[str]:
-    """Names of the matrices of an expert. mlp: name of the layer's MLP. part: see PARTS."""
-    return [f"{mlp}{EXPERTS}{expert}.{matrix}.weight" for matrix in PARTS[part]]
+def expert_names(mlp: str, expert: int, part: str, end: str = "") -> list[str]:
+    """Names of the matrices of an expert, or of what they are made of. mlp: name of the layer's
+    MLP. part: see PARTS. end: see ENDS."""
+    return [f"{mlp}{EXPERTS}{expert}.{matrix}{ENDS[end]}" for matrix in PARTS[part]]
+
+
+def bias_names(mlp: str, part: str) -> list[str]:
+    """Names of the biases [num_experts, out] of this part of all experts, as gpt-oss has them."""
+    return [f"{mlp}{EXPERTS}{matrix}.bias" for matrix in PARTS[part]]
 
 
 class _Place(NamedTuple):
-    """Of a matrix: the name of its tensor, and if that has several, its expert and its part."""
+    """Where a tensor is in one of the files: of all experts or of one, and of which part. The rows
+    of parts may take turns."""
 
     tensor: str
     expert: int | None = None
     part: int = 0
     num_parts: int = 1
+    takes_turns: bool = False
+    is_transposed: bool = False
 
 
 class ByExpert(Mapping[str, torch.Tensor]):
@@ -69,20 +83,33 @@ class ByExpert(Mapping[str, torch.Tensor]):
         self._places: dict[str, _Place] = {}
         for name in tensors:
             mlp, _, part = name.rpartition(EXPERTS)
+            end = next(end for end in ENDS if part.endswith(end))
+            part = part.removesuffix(end)
             if not mlp or part not in PARTS:
                 self._places[name] = _Place(name)
-                continue
-            for expert in range(len(tensors[name])):
-                names = expert_names(mlp, expert, part)
-                for i, matrix in enumerate(names):
-                    self._places[matrix] = _Place(name, expert, i, len(names))
+            elif end == BIAS:
+                self._add(bias_names(mlp, part), _Place(name, takes_turns=True))
+            else:
+                is_transposed = not end and name + BIAS in tensors
+                place = _Place(name, None, 0, 1, bool(end) or is_transposed, is_transposed)
+                for expert in range(len(tensors[name])):
+                    names = expert_names(mlp, expert, part, end)
+                    self._add(names, place._replace(expert=expert))
+
+    def _add(self, names: list[str], place: _Place) -> None:
+        """names: of the parts of what is at the place."""
+        for part, name in enumerate(names):
+            self._places[name] = place._replace(part=part, num_parts=len(names))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         place = self._places[name]
         tensor = self._tensors[place.tensor]
         if place.expert is None:
-            return tensor
-        return tensor[place.expert].chunk(place.num_parts)[place.part]
+            return tensor[:, place.part :: place.num_parts] if place.takes_turns else tensor
+        rows = tensor[place.expert].T if place.is_transposed else tensor[place.expert]
+        if place.takes_turns:
+            return rows[place.part :: place.num_parts]
+        return rows.chunk(place.num_parts)[place.part]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from smartspec_py.engines.checkpoints.checks import (
     GEMMA_4,
+    GPT_OSS,
     LFM2,
     RECURRENT,
     ModelError,
@@ -32,6 +33,7 @@ WINDOWED = (
     "gemma2",
     "gemma3_text",
     *GEMMA_4,
+    GPT_OSS,
     "mistral",
     "mixtral",
     "olmo3",

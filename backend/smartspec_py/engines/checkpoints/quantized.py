@@ -1,4 +1,4 @@
-"""Reads matrices of checkpoints that others quantised: GPTQ, AWQ, compressed-tensors and FP8.
+"""Reads matrices of quantised checkpoints: GPTQ, AWQ, compressed-tensors, FP8, MXFP4.
 
 All but FP8 have integers [out, in], and a scale and a zero point for each row and group of columns:
 weight = (integer - zero point) * scale. They differ in how the files' tensors hold these. FP8 has
@@ -30,6 +30,7 @@ PARTS = (
     "weight_zero_point",
     "weight_shape",
     "weight_g_idx",
+    "blocks",
 )
 """Ends of the names of tensors that only quantised matrices have."""
 
@@ -52,13 +53,16 @@ OF_ACTIVATIONS = (
 """The same of tensors that are left out: activations, keys and values are not quantised as the
 checkpoint says."""
 
-INTEGERS = ("qweight", "weight_packed")
+INTEGERS = ("qweight", "weight_packed", "blocks")
 """Those that stand for the weight. Else, one of SCALES says that the weight is quantised."""
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 ORDERED = ("group", "dynamic", True)
 """Values of actorder with weight_g_idx."""
+
+MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice what its 16 values stand for: whole numbers."""
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where a word of AWQ has each of its eight columns."""
@@ -68,8 +72,8 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 class Integers:
     """A matrix as its file has it. See `Rows`.
 
-    values: [out, in], of so many bits; with 4, they are 0 to 15. zeros, scales: [out, groups];
-    those of GGUF's types are float32.
+    values: [out, in], of so many bits; with 4, they are 0 to 15. Those of MXFP4 are int8. zeros,
+    scales: [out, groups]; those of GGUF's types are float32.
     group_of: of each column; None for adjacent groups of equal size.
     """
 
@@ -271,6 +275,32 @@ def _compressed_tensors(part: Part, settings: Mapping[str, Any]) -> Integers | F
     return _checked(values, zeros, scales, bits, settings, group_of=group_of)
 
 
+def _mxfp4(part: Part, settings: Mapping[str, Any]) -> Integers:
+    """blocks [out, groups, 16], two numbers in a byte, the first in the low half; scales [out,
+    groups], exponents of 2 above 127."""
+    blocks, scales = _needed(part, "blocks"), _needed(part, "scales")
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ValueError(f"blocks of {blocks.dtype} and scales of {scales.dtype}")
+    if blocks.shape != (*scales.shape, 16) or scales.ndim != 2:
+        raise ValueError(f"blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)}")
+    return mxfp4(blocks, scales)
+
+
+def mxfp4(blocks: torch.Tensor, scales: torch.Tensor, is_split: bool = False) -> Integers:
+    """See `_mxfp4`. is_split: the second number of a byte comes 16 behind the first, as in GGUF."""
+    numbers, byte = torch.tensor(MXFP4, dtype=torch.int8), torch.arange(256)
+    both, places = (numbers[byte & 15], numbers[byte >> 4]), blocks.flatten().int()
+    if is_split:
+        words = (half.index_select(0, places).view(torch.int64).view(-1, 2) for half in both)
+        values = torch.cat([*words], 1)
+    else:
+        values = torch.stack(both, 1).view(torch.int16).flatten().index_select(0, places)
+    halves = torch.ldexp(torch.ones(scales.shape), scales.int() - 128)
+    zeros = torch.zeros(()).expand_as(halves)
+    values = values.view(torch.int8).view(len(blocks), -1)
+    return Integers(values, zeros, halves, num_bits=8, group_of=None)
+
+
 def _group_sizes(settings: Any) -> set[int]:
     """Those in all parts of the settings, which can differ by the layer."""
     if not isinstance(settings, Mapping):
@@ -306,6 +336,7 @@ READERS: Mapping[str, Callable[[Part, Mapping[str, Any]], Integers | Floats]] = 
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -64,7 +64,7 @@ def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
     if kind in WITH_IMAGES:
         files = _LanguageModel(files)
     if settings := quantization(str(folder), folder):
-        files = QuantizedTensors(files, settings)
+        files = QuantizedTensors(ByExpert(files), settings)
     return _Granite4(files) if kind == GRANITE_4 else files
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from smartspec_py.constants import DEFAULT_CONTEXT_LEN
+from smartspec_py.engines.checkpoints.checks import GPT_OSS
 from smartspec_py.engines.checkpoints.config import num_weights, text_config
 from smartspec_py.engines.checkpoints.experts import has_experts
 from smartspec_py.engines.checkpoints.mtp import num_own_weights
@@ -40,6 +41,9 @@ COMPRESSED_BYTES = {"int8": 1.0, "int4": 0.65}
 MOST_OF_FILE = 4 / 3
 """Bytes in memory of a matrix in 4 bits of a file, per byte there: those of GGUF, whose scales and
 zeros become float32."""
+
+MXFP4_BYTES = 1.125
+"""Of a weight: its numbers get 8 bits, and a group of 32 a float32."""
 
 STEP = 512
 """A context length that memory limits is a multiple of this. The cached profile depends on the
@@ -86,7 +90,9 @@ def choose_cache(
     each, of_states = 0, []  # each: bytes of a token of the reserved rows
     for folder, config in zip(models, configs, strict=True):
         of_weights = int(num_weights(config) * COMPRESSED_BYTES.get(weights, dtype.itemsize))
-        if keeps_experts and is_compressed and has_experts(config):
+        if config.model_type == GPT_OSS and is_compressed:
+            of_weights = int(MXFP4_BYTES * num_weights(config))
+        elif keeps_experts and is_compressed and has_experts(config):
             of_weights = min(of_weights, int(MOST_OF_FILE * file_bytes(folder)))
         left -= of_weights
         of_keys = _key_dtype(dtype, is_compressed) if has_blocks else cache_dtype(device, dtype)

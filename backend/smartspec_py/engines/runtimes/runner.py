@@ -80,7 +80,7 @@ class RunnerConfig:
     def weights_text(self) -> str:
         """What to say of the weights behind the name of the runtime."""
         kept = ", 4 bits as in the file" if self.keeps_4_bits else ""
-        kept += ", experts in 4 bits as in the file" if self.keeps_experts else ""
+        kept += ", experts as in the file" if self.keeps_experts else ""
         return "" if self.weights == STORED else f", {self.weights} weights{kept}"
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_config
+from smartspec_py.engines.checkpoints.gguf.gpt_oss import GPT_OSS, gpt_oss_config
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.engines.checkpoints.gguf.lfm2 import LFM2, LFM2_MOE, lfm2_config
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
@@ -37,6 +38,7 @@ MODELS = {
     "gemma2": (GEMMA_2, "Gemma2ForCausalLM"),
     "gemma3": (GEMMA_3, "Gemma3ForCausalLM"),
     "gemma4": (GEMMA_4, "Gemma4ForCausalLM"),
+    "gpt-oss": (GPT_OSS, "GptOssForCausalLM"),
     "granite": (GRANITE, "GraniteForCausalLM"),
     "lfm2": (LFM2, "Lfm2ForCausalLM"),
     "lfm2moe": (LFM2_MOE, "Lfm2MoeForCausalLM"),
@@ -104,9 +106,10 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         "rms_norm_eps": of.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    if model_type in (GEMMA_4, LFM2, LFM2_MOE):
+    own = {LFM2: lfm2_config, LFM2_MOE: lfm2_config, GPT_OSS: _gpt_oss}
+    if model_type == GEMMA_4 or model_type in own:
         is_gemma = model_type == GEMMA_4
-        config |= _gemma_4(of, config, tensors) if is_gemma else lfm2_config(of, config)
+        config |= _gemma_4(of, config, tensors) if is_gemma else own[model_type](of, config)
         _check_unused(of)
         return config
     config |= _heads(of) | {
@@ -268,6 +271,12 @@ def _gemma_4(of: Fields, config: Mapping[str, Any], tensors: Tensors) -> dict[st
     return gemma_4_config(
         of, config["num_hidden_layers"], tensors, lambda num: _numbers(of, FACTORS, place, num)
     )
+
+
+def _gpt_oss(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = _rope_scaling(of, config) or {"rope_type": "default"}
+    rope |= {"truncate": False} if rope["rope_type"] == "yarn" else {}
+    return _heads(of) | gpt_oss_config(of, config) | {"rope_scaling": rope}
 
 
 def _gemma(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,10 @@ from collections.abc import Callable
 
 import torch
 
+from smartspec_py.engines.checkpoints.quantized import Integers, mxfp4
+
+MXFP4 = "MXFP4"
+
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the 16 values of IQ4_NL stand for."""
 
@@ -28,12 +32,11 @@ def dequantise(stored: torch.Tensor, kind: str, numbers: torch.Tensor) -> None:
     compute(stored.view(-1, block_bytes), numbers.view(-1, block_len))
 
 
-def four_bits(
-    stored: torch.Tensor, kind: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """What bytes [rows, bytes per row] of this type stand for, if it has 4 bits: integers, uint8
-    [rows, width], and scales and zeros in groups of 32, float32 [rows, groups]. A number is
-    (integer - zero) * scale, but for the last bit."""
+def integers_of(stored: torch.Tensor, kind: str) -> Integers | None:
+    """What bytes [rows, bytes per row] of this type stand for, if it has 4 bits or is MXFP4:
+    integers in groups of 32, equal but for the last bit."""
+    if kind == MXFP4:
+        return _of_mxfp4(stored.view(-1, KINDS[kind][0]), len(stored))
     if kind not in FOUR_BITS:
         return None
     block_bytes, _, _ = KINDS[kind]
@@ -44,8 +47,13 @@ def four_bits(
     zeros = torch.where(is_equal, 1.0, -least / scales)
     integers.view(*scales.shape, 32)[is_equal] = 0
     scales = torch.where(is_equal, -least, scales)
-    num_rows = len(stored)
-    return integers.view(num_rows, -1), scales.view(num_rows, -1), zeros.view(num_rows, -1)
+    integers, zeros, scales = (each.view(len(stored), -1) for each in (integers, zeros, scales))
+    return Integers(integers, zeros, scales, num_bits=4, group_of=None)
+
+
+def _of_mxfp4(blocks: torch.Tensor, num_rows: int) -> Integers:
+    blocks = blocks.view(num_rows, -1, blocks.shape[1])
+    return mxfp4(blocks[..., 1:], blocks[..., 0], is_split=True)
 
 
 def _by_package(stored: torch.Tensor, kind: str, numbers: torch.Tensor) -> None:
@@ -83,6 +91,10 @@ def _iq4_nl(blocks: torch.Tensor, numbers: torch.Tensor) -> None:
     numbers.copy_(torch.tensor(LEVELS, dtype=torch.int8)[places]).mul_(_halves(blocks, 0))
 
 
+def _mxfp4(blocks: torch.Tensor, numbers: torch.Tensor) -> None:
+    _of_mxfp4(blocks, len(blocks)).read(slice(None), numbers)
+
+
 def _q4_k(blocks: torch.Tensor, numbers: torch.Tensor) -> None:
     numbers.copy_(_bytes(_nibbles(blocks[:, 16:], 32)))
     _scale(numbers, blocks)
@@ -114,6 +126,7 @@ KINDS: dict[str, tuple[int, int, Callable[[torch.Tensor, torch.Tensor], None]]] 
     "Q5_0": (22, 32, _q5_0),
     "Q5_1": (24, 32, _q5_1),
     "IQ4_NL": (18, 32, _iq4_nl),
+    MXFP4: (17, 32, _mxfp4),
     "Q4_K": (144, 256, _q4_k),
     "Q5_K": (176, 256, _q5_k),
     "Q6_K": (210, 256, _q6_k),

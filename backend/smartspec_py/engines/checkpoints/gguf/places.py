@@ -28,6 +28,7 @@ from smartspec_py.engines.checkpoints.gguf.config import (
 )
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_tensors, unused_names
+from smartspec_py.engines.checkpoints.gguf.gpt_oss import GPT_OSS, gpt_oss_tensors
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.engines.checkpoints.gguf.lfm2 import LFM2, LFM2_MOE, lfm2_tensors
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
@@ -40,7 +41,18 @@ PLAIN = ("F32", "F16", "BF16")
 TYPES = (
     *PLAIN,
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+    *(
+        "IQ4_NL",
+        "IQ4_XS",
+        "IQ3_S",
+        "IQ3_XXS",
+        "IQ2_S",
+        "IQ2_XS",
+        "IQ2_XXS",
+        "IQ1_M",
+        "IQ1_S",
+        "MXFP4",
+    ),
 )
 ZEROS = "zeros"
 """The type of a tensor that the file does not have."""
@@ -138,6 +150,8 @@ def read_places(
         wanted = [*gemma_4_tensors(config, num_tokens)]
     elif model_type in (LFM2, LFM2_MOE):
         wanted = [*lfm2_tensors(config, num_tokens)]
+    elif model_type == GPT_OSS:
+        wanted = [*gpt_oss_tensors(config, num_tokens)]
     else:
         wanted = [*_wanted(config, num_tokens), *_wanted_of_nets(config)]
     for name, parameter, shape in wanted:

@@ -73,6 +73,7 @@ END_NAMES = {
     "gemma2": ("<end_of_turn>",),
     "gemma3": ("<end_of_turn>",),
     "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
+    "gpt-oss": ("<|return|>", "<|call|>", "<|endoftext|>"),
     "granite": (),
     "lfm2": (),
     "lfm2moe": (),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smartspec_py.engines.checkpoints.gguf.dequantise import dequantise, four_bits
+from smartspec_py.engines.checkpoints.gguf.dequantise import dequantise, integers_of
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.gguf.places import ZEROS
 from smartspec_py.engines.checkpoints.quantized import Integers
@@ -52,13 +52,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return GgufMatrix(place, self._bytes[place["file"]])
 
     def integers(self, name: str) -> Integers | None:
-        """The matrix as the file has it, if that is in 4 bits."""
-        matrix = self.rows(name)
-        found = four_bits(matrix.stored(slice(None)), self._places[name]["type"])
-        if found is None:
-            return None
-        integers, scales, zeros = found
-        return Integers(integers, zeros, scales, num_bits=4, group_of=None)
+        """The matrix as the file has it, if that is in 4 bits or MXFP4."""
+        return integers_of(self.rows(name).stored(slice(None)), self._places[name]["type"])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -47,10 +47,11 @@ def paged_attention(
     head_dim: int,
     scaling: float,
     window: int,
+    sinks: Any = None,
 ) -> Any:
     """Attention output [N, heads * D]. inputs, longest: of the pass. caches: of keys and of values.
     states: queries, keys and values, [N, heads * D] each. window: positions that a query sees; 0
-    means all.
+    means all. sinks: a score of each head, [1, heads, 1, 1], for a key whose value is 0.
 
     The operator has many inputs that are not used here; these are empty.
     """
@@ -65,7 +66,8 @@ def paged_attention(
     operands += [float_(scaling), op.constant(np.int32(window)), no_floats, longest]
     # Scores, rotated blocks, sparse attention, sinks, evicted blocks, mask between queries.
     operands += [nothing, nothing, nothing, no_floats, no_floats, zero, zero]
-    operands += [op.constant(np.zeros((0, 0, 0, 0), np.float32)), zero]
+    no_sinks = op.constant(np.zeros((0, 0, 0, 0), np.float32))
+    operands += [no_sinks if sinks is None else sinks, zero]
     operands += [nothing, nothing, nothing, nothing]
     # Masks of trees, and where they begin.
     operands += [op.constant(np.zeros(0, np.uint8)), nothing]

@@ -13,7 +13,7 @@ import numpy as np
 import openvino.opset15 as op
 import openvino.opset17 as op17
 
-from smartspec_py.engines.checkpoints.experts import PARTS, expert_names
+from smartspec_py.engines.checkpoints.experts import PARTS, bias_names, expert_names
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
 
@@ -30,11 +30,11 @@ def has_shared(mlp: Any) -> bool:
 
 
 class Routed(NamedTuple):
-    """The experts of each token without padding, one token after the other. shares: of each expert
-    in what the token gets, [n, 1]. experts: their numbers, [n]. num_chosen: of each token."""
+    """The experts of each token without padding, one token after the other. experts: their numbers,
+    [n]. shares: of each expert in what the token gets, [n, 1]. num_chosen: of each token."""
 
-    shares: Any
     experts: Any
+    shares: Any
     num_experts: int
     num_chosen: int
 
@@ -47,18 +47,25 @@ class Experts:
         self._num_tokens = parameter(NUM_TOKENS, [1], np.int64)
         self.inputs = {NUM_TOKENS: self._num_tokens}
 
-    def mixed(self, name: str, normed: Any, routed: Routed, activated: Callable[[Any], Any]) -> Any:
+    def mixed(
+        self, name: str, normed: Any, routed: Routed, gated: Callable[[Any, Any], Any]
+    ) -> Any:
         """What the experts give for the tokens, [1, N, hidden_size], and for padding anything.
-        name: of what has the experts. normed: their input. activated: of the gate."""
+        name: of what has the experts. normed: their input. gated: of gate and up, what they are
+        together."""
         states = op.squeeze(normed, int_(0))
         num_chosen, width = routed.num_chosen, states.get_output_partial_shape(0)[1].get_length()
         order, places, ends = _sorted(routed.experts, routed.num_experts)
         given = op.gather(states, op.divide(order, ints(num_chosen)), int_(0))
-        matrices = [self._matrices(name, routed.num_experts, part) for part in PARTS]
-        gate, up = op.split(op17.grouped_matmul(given, matrices[0], ends), int_(1), 2).outputs()
-        shares = op.gather(routed.shares, order, int_(0))
-        inner = op.multiply(op.multiply(activated(gate), up), shares)
-        out = op17.grouped_matmul(inner, matrices[1], ends)
+        experts, shares = (op.gather(each, order, int_(0)) for each in routed[:2])
+        of_input, of_inner = (self._matrices(name, routed.num_experts, part) for part in PARTS)
+        both = op17.grouped_matmul(given, of_input, ends)
+        if (bias := self._biases(name, "gate_up_proj", experts)) is not None:
+            both = op.add(both, bias)
+        inner = op.multiply(gated(*op.split(both, int_(1), 2).outputs()), shares)
+        out = op17.grouped_matmul(inner, of_inner, ends)
+        if (bias := self._biases(name, "down_proj", experts)) is not None:
+            out = op.add(out, op.multiply(bias, shares))
         by_token = ints(-1, num_chosen, width)
         out = op.reshape(op.gather(out, places, int_(0)), by_token, special_zero=False)
         return self._padded(op.reduce_sum(out, ints(1), keep_dims=False), states)
@@ -81,6 +88,9 @@ class Experts:
         vector that is added to the scores for the choice alone. is_sigmoid: whether the scores do
         not depend on each other, as those of LFM2, which divides by a little more than the sum."""
         odds = op.matmul(op.squeeze(states, int_(0)), self._stored(name), False, True)
+        of_router = name.removesuffix("weight") + "bias"
+        if of_router in self._products.weights.tensors:
+            odds = op.add(odds, self._stored(of_router))
         odds = op.sigmoid(odds) if is_sigmoid else op.softmax(odds, 1)
         odds = op.slice(odds, ints(0), self._num_tokens, ints(1), ints(0))
         scores = odds if bias is None else op.add(odds, self._stored(bias))
@@ -95,7 +105,15 @@ class Experts:
         if factors is not None:
             shares = op.multiply(shares, op.gather(self._stored(factors), experts, int_(0)))
         shares = op.reshape(shares, ints(-1, 1), special_zero=False)
-        return Routed(shares, flat, num_experts, num_chosen)
+        return Routed(flat, shares, num_experts, num_chosen)
+
+    def _biases(self, name: str, part: str, experts: Any) -> Any:
+        """Of this part of these experts, [n, out]; None if there are none."""
+        names = bias_names(name, part)
+        if names[0] not in self._products.weights.tensors:
+            return None
+        biases = [op.gather(self._stored(each), experts, int_(0)) for each in names]
+        return biases[0] if len(biases) == 1 else op.concat(biases, 1)
 
     def _stored(self, name: str) -> Any:
         return self._products.stored(self._products.weights.stored(name))

@@ -177,7 +177,7 @@ class Gemma4Graph(DecoderGraph):
             factors=f"{name}.router.per_expert_scale",
         )
         before = self._layer_norm(name, layer, "pre_feedforward_layernorm_2", states)
-        mixed = self.experts.mixed(name, before, routed, self._activated)
+        mixed = self.experts.mixed(name, before, routed, self._gated)
         return op.add(
             self._layer_norm(name, layer, "post_feedforward_layernorm_1", out),
             self._layer_norm(name, layer, "post_feedforward_layernorm_2", mixed),

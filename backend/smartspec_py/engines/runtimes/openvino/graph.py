@@ -205,11 +205,19 @@ class DecoderGraph:
             head_dim=attention.head_dim,
             scaling=attention.scaling,
             window=window or 0,
+            sinks=self._sinks(f"{name}.self_attn", attention),
         )
         attended = op.unsqueeze(attended, int_(0))
         if gate is not None:
             attended = op.multiply(attended, op.sigmoid(gate))
         return self.products.linear([f"{name}.self_attn.{self._named('o_proj')}"], attended)
+
+    def _sinks(self, name: str, attention: Any) -> Any:
+        """See `paged_attention`. name: of the attention."""
+        if not hasattr(attention, "sinks"):
+            return None
+        of_heads = self.products.stored(self.products.weights.stored(f"{name}.sinks"))
+        return op.reshape(of_heads, ints(1, -1, 1, 1), special_zero=False)
 
     def _heads(self, index: int, name: str, attention: Any, normed: Any) -> tuple[Any, ...]:
         """Queries, keys and values of the tokens, [N, heads * D] each, and the gate of the output,
@@ -235,12 +243,9 @@ class DecoderGraph:
     def _mlp(self, name: str, mlp: Any, normed: Any) -> Any:
         """name, mlp: of the MLP, a mixture of experts or one of its parts."""
         if hasattr(mlp, "experts"):
-            mixed = self.experts.mixed(
-                name, normed, self._routed(name, mlp, normed), self._activated
-            )
+            mixed = self.experts.mixed(name, normed, self._routed(name, mlp, normed), self._gated)
             return op.add(mixed, self._shared(name, mlp, normed)) if has_shared(mlp) else mixed
-        gate, up = self._mlp_inputs(name, mlp, normed)
-        inner = op.multiply(self._activated(gate), up)
+        inner = self._gated(*self._mlp_inputs(name, mlp, normed))
         return self.products.linear([f"{name}.{self._named('down_proj')}"], inner)
 
     def _routed(self, name: str, mlp: Any, normed: Any) -> Routed:
@@ -302,6 +307,10 @@ class DecoderGraph:
         """The factor of an embedding of Gemma, in the type of the files, as in training. name: of
         the weight."""
         return root(width, self.products.weights.dtype(name))
+
+    def _gated(self, gate: Any, up: Any) -> Any:
+        """What the last product of an MLP gets. up: what the gate multiplies."""
+        return op.multiply(self._activated(gate), up)
 
     def _activated(self, gate: Any) -> Any:
         if activation(self.config) == "silu":

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 
 from smartspec_py.engines.checkpoints import experts
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, LFM2, RECURRENT, SERVED_ROTATIONS
+from smartspec_py.engines.checkpoints.checks import (
+    GEMMA_4,
+    GPT_OSS,
+    LFM2,
+    RECURRENT,
+    SERVED_ROTATIONS,
+)
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
@@ -19,7 +25,8 @@ MODEL_TYPES = (
 Layers may have biases, norms of queries and keys, RMS norms before or after attention and MLP, one
 matrix for several products, rotation of a part of a head or none, queries that grow with the
 position, and factors of embeddings, layers and logits. Some layers may be gated delta nets in
-place of attention, see `recurrent`; for Gemma 4, see `gemma4`, and for LFM2 `lfm2`."""
+place of attention, see `recurrent`; for Gemma 4, see `gemma4`, for LFM2 `lfm2` and for gpt-oss
+`gpt_oss`."""
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
@@ -133,5 +140,6 @@ def rotation_table(rotary: Any, max_len: int, layer_type: str | None = None) -> 
     rotated numbers of a head. layer_type: None if all layers have the same angles."""
     types = [] if layer_type is None else [layer_type]
     cos, sin = rotary(torch.zeros(1), torch.arange(max_len)[None], *types)
-    half = cos.shape[-1] // 2
+    is_half = rotary.config.model_type == GPT_OSS  # the others have each twice
+    half = cos.shape[-1] // (1 if is_half else 2)
     return torch.stack([cos[0, :, :half], sin[0, :, :half]])

@@ -207,7 +207,8 @@ class Products:
         kept = self.weights.kept_of_experts(*names) if self._keeps_experts else None
         if kept is not None:
             self.has_kept_experts = True
-            [weight] = self._int4([kept], num)
+            is_8_bits = kept.values.dtype == torch.int8
+            [weight] = self._int8([kept], None, num) if is_8_bits else self._int4([kept], num)
         elif self.num_bits == 8:
             [weight] = self._int8(self.weights.int8(*names), None, num)
         else:
@@ -250,11 +251,17 @@ class Products:
         """num: matrices that are one after another, see `stacked`."""
         made = []
         for part in parts:
-            values = part.values[:num_rows]
-            shape = _stacked(values.shape, num)
+            values, scale = part.values[:num_rows], part.scale[:num_rows]
+            whole = shape = _stacked(values.shape, num)
+            if scale.ndim == 3:
+                num_groups = scale.shape[1]
+                shape = *whole[:-1], num_groups, whole[-1] // num_groups
             integers = self._constant(values, shape, ov.Type.i8)
-            scale = op.constant(part.scale[:num_rows].numpy().reshape(*shape[:-1], 1))
-            made.append(op.multiply(op.convert(integers, np.float32), scale))
+            of_groups = self._constant(scale, (*shape[:-1], 1), ov.Type.f32)
+            weight = op.multiply(op.convert(integers, np.float32), of_groups)
+            if shape != whole:
+                weight = op.reshape(weight, ints(*whole), special_zero=False)
+            made.append(weight)
         return made
 
     def _int4(self, parts: Sequence[Compressed], num: int | None = None) -> list[Any]:

@@ -39,7 +39,7 @@ import openvino as ov
 import torch
 
 from smartspec_py.cache_dir import cache_dir
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, LFM2, ModelError
+from smartspec_py.engines.checkpoints.checks import GEMMA_4, GPT_OSS, LFM2, ModelError
 from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
 from smartspec_py.engines.checkpoints.experts import (
     EXPERT_BIAS,
@@ -63,6 +63,7 @@ from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, 
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS
 from smartspec_py.engines.runtimes.openvino.gemma4 import LAST, LAST_INPUTS, Gemma4Graph
+from smartspec_py.engines.runtimes.openvino.gpt_oss import GptOssGraph
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.lfm2 import Lfm2Graph
 from smartspec_py.engines.runtimes.openvino.model_types import unused_weights
@@ -446,6 +447,8 @@ def _last_tokens(
 def _graph_class(hf_config: Any) -> type[DecoderGraph]:
     if hf_config.model_type in LFM2:
         return Lfm2Graph
+    if hf_config.model_type == GPT_OSS:
+        return GptOssGraph
     return Gemma4Graph if hf_config.model_type in GEMMA_4 else DecoderGraph
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -35,7 +36,7 @@ class Compressed:
 
     8 bits: values int8 [out, in], scale float32 [out, 1], zero 0. 4 bits: values of 0 to 15 in
     groups along `in`, two in a byte, the first in the low half: uint8 [out, in / 2]; scale float32
-    [out, groups, 1]; zero [out, groups, 1], of uint8 or float32.
+    [out, groups, 1]; zero [out, groups, 1], of uint8 or float32. Experts may have groups of 8 bits.
     """
 
     values: torch.Tensor
@@ -125,22 +126,41 @@ class Weights:
 
     def kept_of_experts(self, *names: str) -> Compressed | None:
         """The matrices of these names as one, each with the file's own integers, zeros and scales;
-        None if the file has not 4 bits with adjacent groups for all."""
-        key = json.dumps(["4 bits as in the file", *names])
+        None if the file has not 4 bits, or MXFP4, with adjacent groups for all."""
+        key = json.dumps(["as in the file", *names])
         if key not in self._compressed:
             found = self._file.found(key) if self._file else None
             if found is None:
-                parts = []
-                for name in names:
-                    matrix = self._integers(name)
-                    if matrix is None or matrix.num_bits != 4 or not matrix.group:
-                        return None
-                    parts.append(_packed(replace(matrix, zeros=matrix.zeros.float())))
-                whole = joined(parts)
+                if (whole := self._joined_integers(names)) is None:
+                    return None
                 numbers = [whole.values, whole.scale, whole.zero]
                 found = self._file.get(key, lambda: numbers) if self._file else numbers
             self._compressed[key] = [Compressed(*found)]
         return self._compressed[key][0]
+
+    def _joined_integers(self, names: Sequence[str]) -> Compressed | None:
+        """See `kept_of_experts`. The matrices have the same shape."""
+        if (first := _as_in_file(self._integers(names[0]))) is None:
+            return None
+        num_rows, num = len(first.values), len(names)
+        whole = Compressed(
+            *(
+                each.new_empty(num * num_rows, *each.shape[1:]) if each.ndim else each
+                for each in (first.values, first.scale, first.zero)
+            )
+        )
+
+        def read(i: int) -> bool:
+            part = _as_in_file(self._integers(names[i])) if i else first
+            rows = slice(i * num_rows, (i + 1) * num_rows)
+            if part is not None:
+                whole.values[rows], whole.scale[rows] = part.values, part.scale
+                if whole.zero.ndim:
+                    whole.zero[rows] = part.zero
+            return part is not None
+
+        with ThreadPoolExecutor(self._num_threads) as threads:
+            return whole if all(threads.map(read, range(num))) else None
 
     def _integers(self, name: str) -> Integers | None:
         read: Callable[[str], Integers | None] | None = getattr(self._files, "integers", None)
@@ -172,6 +192,17 @@ class Weights:
         if read is None or name in self._added:
             return TensorRows(self.tensors[name].detach())
         return read(name)
+
+
+def _as_in_file(matrix: Integers | None) -> Compressed | None:
+    """See `Weights.kept_of_experts`."""
+    if matrix is None or not matrix.group:
+        return None
+    if matrix.num_bits == 4:
+        return _packed(replace(matrix, zeros=matrix.zeros.float()))
+    if matrix.values.dtype != torch.int8:
+        return None
+    return Compressed(matrix.values, matrix.scales[:, :, None], torch.zeros((), dtype=torch.uint8))
 
 
 def _packed(matrix: Integers) -> Compressed:
