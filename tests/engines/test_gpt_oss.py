@@ -197,9 +197,16 @@ def test_mxfp4_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             torch.zeros(6, 128, 3, dtype=torch.uint8),
             r"blocks \(128, 2, 16\) and scales \(128, 3\)",
         ),
+        ("down_proj_scales", torch.tensor(1, dtype=torch.uint8), r"shape \(\), which must have 3"),
+        (
+            "down_proj_blocks",
+            torch.zeros(6, dtype=torch.uint8),
+            r"down_proj_blocks of the shape \(6,\), which must have 4 dimensions",
+        ),
+        ("gate_up_proj_bias", torch.zeros(6), r"shape \(6,\), which must have 2 dimensions"),
     ],
 )
-def test_blocks_that_do_not_fit(tmp_path: Path, name: str, wrong: Any, reason: str) -> None:
+def test_tensors_that_do_not_fit(tmp_path: Path, name: str, wrong: Any, reason: str) -> None:
     write_mxfp4(tmp_path, make_model())
     tensors = load_file(tmp_path / "model.safetensors")
     tensors[f"model.layers.0.mlp.experts.{name}"] = wrong

@@ -6,10 +6,12 @@ experts, with gate and up of an expert one after the other. It can write files o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from smartspec_py.engines.checkpoints.checks import ModelError
 
 TYPES = ("gpt_oss", "lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
 """Types of models with experts whose files have these names."""
@@ -38,6 +40,9 @@ BIAS = "_bias"
 ENDS = {BIAS: ".bias", "_blocks": ".blocks", "_scales": ".scales", "": ".weight"}
 """How the names of tensors end behind a name in PARTS, and those of their parts. All but the last
 are of gpt-oss. There, rows of gate and up take turns, and a matrix with a bias is transposed."""
+
+NUM_DIMENSIONS = {BIAS: 2, "_blocks": 4, "_scales": 3, "": 3}
+"""Of these tensors, by the ends of their names. The first one is that of the experts."""
 
 EXPERT_BIAS = ".expert_bias"
 """How the name of what is added to the scores of experts of LFM2 ends. It is no parameter."""
@@ -79,6 +84,7 @@ class ByExpert(Mapping[str, torch.Tensor]):
     each matrix. Those of experts share the memory of the given ones."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises ModelError if one of them has too few or too many dimensions."""
         self._tensors = tensors
         self._places: dict[str, _Place] = {}
         for name in tensors:
@@ -87,14 +93,17 @@ class ByExpert(Mapping[str, torch.Tensor]):
             part = part.removesuffix(end)
             if not mlp or part not in PARTS:
                 self._places[name] = _Place(name)
-            elif end == BIAS:
+                continue
+            _check_dimensions(name, tensors[name].shape, NUM_DIMENSIONS[end])
+            if end == BIAS:
                 self._add(bias_names(mlp, part), _Place(name, takes_turns=True))
-            else:
-                is_transposed = not end and name + BIAS in tensors
-                place = _Place(name, None, 0, 1, bool(end) or is_transposed, is_transposed)
-                for expert in range(len(tensors[name])):
-                    names = expert_names(mlp, expert, part, end)
-                    self._add(names, place._replace(expert=expert))
+                continue
+            is_transposed = not end and name + BIAS in tensors
+            takes_turns = is_transposed or end != ""
+            place = _Place(name, takes_turns=takes_turns, is_transposed=is_transposed)
+            for expert in range(len(tensors[name])):
+                names = expert_names(mlp, expert, part, end)
+                self._add(names, place._replace(expert=expert))
 
     def _add(self, names: list[str], place: _Place) -> None:
         """names: of the parts of what is at the place."""
@@ -116,3 +125,11 @@ class ByExpert(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def _check_dimensions(name: str, shape: Sequence[int], num: int) -> None:
+    if len(shape) != num:
+        raise ModelError(
+            f"the weight files have the tensor {name} of the shape {tuple(shape)}, which must have "
+            f"{num} dimensions: copy the whole checkpoint again"
+        )

@@ -281,7 +281,7 @@ def _mxfp4(part: Part, settings: Mapping[str, Any]) -> Integers:
     blocks, scales = _needed(part, "blocks"), _needed(part, "scales")
     if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
         raise ValueError(f"blocks of {blocks.dtype} and scales of {scales.dtype}")
-    if blocks.shape != (*scales.shape, 16) or scales.ndim != 2:
+    if blocks.shape != (*scales.shape, 16) or scales.ndim != 2 or not scales.numel():
         raise ValueError(f"blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)}")
     return mxfp4(blocks, scales)
 
