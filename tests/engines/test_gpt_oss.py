@@ -166,6 +166,16 @@ def test_a_checkpoint_without_blocks(tmp_path: Path) -> None:
     assert errors_of(rounded, model).median() < 0.1
 
 
+def test_weights_of_4_bits(tmp_path: Path) -> None:
+    """In groups that divide the width of the products of experts, 64, which the files have as
+    columns."""
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="int4"))
+    assert types_of_experts(runner) == ["u4"] * 2 * NUM_LAYERS
+    assert errors_of(runner, model).median() < 0.5
+
+
 def test_mxfp4_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With stored weights, and as whole numbers, also from the file of converted weights. Beside
     these, the other products have 8 bits."""

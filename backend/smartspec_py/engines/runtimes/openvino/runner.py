@@ -530,7 +530,8 @@ def _compiled(
 def _group(model: Any) -> int:
     """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
     widths = {layer.in_features for layer in _linear_layers(model)}
-    widths |= {tensor.shape[-1] for name, tensor in model.named_parameters() if EXPERTS in name}
+    matrices = ByExpert(dict(model.named_parameters()))
+    widths |= {matrices[name].shape[-1] for name in matrices if f"{EXPERTS}0." in name}
     return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
 
 
