@@ -20,6 +20,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from smartspec_py.config import LimitsConfig
 from smartspec_py.engines.checkpoints.checks import ModelError, check_files, check_quantization
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
+from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.engines.local import context
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
@@ -223,6 +224,13 @@ def test_tensors_that_do_not_fit(tmp_path: Path, name: str, wrong: Any, reason: 
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=reason):
         load_openvino_runner(replace(CONFIG, path=tmp_path))
+
+
+@pytest.mark.parametrize("field", ["swiglu_alpha", "swiglu_limit"])
+@pytest.mark.parametrize("value", [-1.0, 0.0, float("nan"), float("inf")])
+def test_numbers_of_the_gate(field: str, value: float) -> None:
+    with pytest.raises(ModelError, match=f"the {field} {value} .* must be a number above 0"):
+        check_sizes("m", GptOssConfig(**{field: value}))
 
 
 def test_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

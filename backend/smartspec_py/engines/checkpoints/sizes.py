@@ -48,6 +48,9 @@ OF_ROTATION = (
 """Numbers of a rotary embedding, which Transformers does not check. With wrong ones, such as
 negative ones under a root, all logits are NaN, and texts are empty."""
 
+OF_GATE = ("swiglu_alpha", "swiglu_limit")
+"""Numbers by which experts of gpt-oss join gate and up."""
+
 
 def check_sizes(name: str, config: Any) -> None:
     """Raise ModelError unless numbers of a Transformers config are possible."""
@@ -72,16 +75,22 @@ def check_sizes(name: str, config: Any) -> None:
         value = getattr(config, field, None)
         if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
             raise wrong_field(name, field, value, "a number in 0..1")
+    for field in OF_GATE:
+        _check_positive(name, field, getattr(config, field, None))
     for settings in settings_of_rotations(getattr(config, "rope_parameters", None)):
         for field in OF_ROTATION:
-            value = settings.get(field)
-            is_number = type(value) in (int, float)
-            if value is not None and not (is_number and 0 < value < math.inf):
-                raise wrong_field(name, field, value, "a number above 0")
+            _check_positive(name, field, settings.get(field))
     padding = getattr(config, "pad_token_id", None)
     if padding is not None and padding >= config.vocab_size:
         rule = f"less than the vocab_size of {config.vocab_size}"
         raise wrong_field(name, "pad_token_id", padding, rule)
+
+
+def _check_positive(name: str, field: str, value: Any) -> None:
+    """value: None if there is none."""
+    is_number = type(value) in (int, float)
+    if value is not None and not (is_number and 0 < value < math.inf):
+        raise wrong_field(name, field, value, "a number above 0")
 
 
 def _check_gemma_4(name: str, config: Any) -> None:
