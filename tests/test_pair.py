@@ -151,6 +151,14 @@ def test_differing_tokenizers_are_refused(
             r"phimoe and has a sliding window of 100 tokens, which is supported only for the types "
             r"cohere2, exaone4, .*: set limits\.max_context_len to at most 100, or use another",
         ),
+        *(
+            (
+                {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+                | {"sliding_window": window},
+                f"the sliding_window {window} in its config.json, which must be a whole number ab",
+            )
+            for window in (0, -3)
+        ),
     ],
 )
 def test_unfit_architectures_are_refused(

@@ -21,6 +21,7 @@ from smartspec_py.engines.checkpoints.checks import (
     check_model,
     check_quantization,
     read_json,
+    wrong_field,
 )
 from smartspec_py.engines.checkpoints.gguf.folder import INDEX
 from smartspec_py.engines.checkpoints.recurrent import CONV, LINEAR_ATTENTION
@@ -219,14 +220,17 @@ def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
         layers.discard(LINEAR_ATTENTION)
     if config.model_type in LFM2:
         layers.discard(CONV)
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < 1 and has_window(config, longest):
+        raise wrong_field(name, "sliding_window", window, "a whole number above 0, or null")
     if has_window(config, longest) and config.model_type not in WINDOWED:
         layers.add("sliding_attention")
-    if layers == {"sliding_attention"} and getattr(config, "sliding_window", None) is not None:
+    if layers == {"sliding_attention"} and window is not None:
         raise ModelError(
             f"{name} is of the type {config.model_type} and has a sliding window of "
-            f"{config.sliding_window} tokens, which is supported only for the types "
+            f"{window} tokens, which is supported only for the types "
             f"{', '.join(WINDOWED)}: set limits.max_context_len to at most "
-            f"{config.sliding_window}, or use another model"
+            f"{window}, or use another model"
         )
     if layers:
         raise ModelError(
