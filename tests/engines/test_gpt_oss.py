@@ -88,9 +88,9 @@ IN_GGUF = {
 }
 
 
-def write_gguf(path: Path, model: Any, **changed: Any) -> None:
+def write_gguf(path: Path, model: Any, of_up: str = "MXFP4", **changed: Any) -> None:
     """As llama.cpp's converter writes it, with experts in MXFP4, which replace those of the
-    model. changed: fields."""
+    model. of_up: another type of the matrices up. changed: fields."""
     config, rope = model.config, model.config.rope_parameters
     fields = {
         "context_length": config.max_position_embeddings,
@@ -116,7 +116,6 @@ def write_gguf(path: Path, model: Any, **changed: Any) -> None:
     fields |= {f"tokenizer.ggml.{key}": value for key, value in few_fields(VOCAB_SIZE).items()}
     writer = gguf.GGUFWriter(path, "gpt-oss")
     add_fields(writer, fields)
-    kind = gguf.GGMLQuantizationType.MXFP4
     for name, weight in model.named_parameters():
         layer, _, part = name.rpartition(".mlp.experts.")
         if not layer:
@@ -129,6 +128,7 @@ def write_gguf(path: Path, model: Any, **changed: Any) -> None:
             if part.endswith("bias"):
                 writer.add_tensor(f"{begin}.ffn_{each}_exps.bias", rows.contiguous().numpy())
                 continue
+            kind = gguf.GGMLQuantizationType[of_up if each == "up" else "MXFP4"]
             blocks = gguf.quants.quantize(rows.transpose(1, 2).contiguous().numpy(), kind)
             rows.copy_(torch.from_numpy(gguf.quants.dequantize(blocks, kind)).transpose(1, 2))
             writer.add_tensor(f"{begin}.ffn_{each}_exps.weight", blocks, raw_dtype=kind)
@@ -243,6 +243,17 @@ def test_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = load_openvino_runner(replace(CONFIG, path=folder, weights="int8", keeps_experts=True))
     assert "experts as in the file" in kept.about
     assert errors_of(kept, model).median() < 0.1
+
+
+def test_a_gguf_file_of_two_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of one product that have 4 bits and MXFP4 are rounded to 8 bits."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = make_model()
+    write_gguf(tmp_path / "m.gguf", model, of_up="Q4_0")
+    config = replace(CONFIG, path=model_folder(tmp_path / "m.gguf"), weights="int8")
+    runner = load_openvino_runner(replace(config, keeps_experts=True))
+    assert types_of_experts(runner) == ["i8"] * 2 * NUM_LAYERS
+    assert errors_of(runner, model).median() < 0.1
 
 
 def test_a_gguf_file_with_another_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

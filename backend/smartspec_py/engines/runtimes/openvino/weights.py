@@ -126,7 +126,7 @@ class Weights:
 
     def kept_of_experts(self, *names: str) -> Compressed | None:
         """The matrices of these names as one, each with the file's own integers, zeros and scales;
-        None if the file has not 4 bits, or MXFP4, with adjacent groups for all."""
+        None if the file has not 4 bits, or MXFP4, in adjacent groups of the same size for all."""
         key = json.dumps(["as in the file", *names])
         if key not in self._compressed:
             found = self._file.found(key) if self._file else None
@@ -152,12 +152,13 @@ class Weights:
 
         def read(i: int) -> bool:
             part = _as_in_file(self._integers(names[i])) if i else first
+            if part is None or not _is_like(part, first):
+                return False
             rows = slice(i * num_rows, (i + 1) * num_rows)
-            if part is not None:
-                whole.values[rows], whole.scale[rows] = part.values, part.scale
-                if whole.zero.ndim:
-                    whole.zero[rows] = part.zero
-            return part is not None
+            whole.values[rows], whole.scale[rows] = part.values, part.scale
+            if whole.zero.ndim:
+                whole.zero[rows] = part.zero
+            return True
 
         with ThreadPoolExecutor(self._num_threads) as threads:
             return whole if all(threads.map(read, range(num))) else None
@@ -203,6 +204,11 @@ def _as_in_file(matrix: Integers | None) -> Compressed | None:
     if matrix.values.dtype != torch.int8:
         return None
     return Compressed(matrix.values, matrix.scales[:, :, None], torch.zeros((), dtype=torch.uint8))
+
+
+def _is_like(part: Compressed, first: Compressed) -> bool:
+    """Whether it has as many bits and groups. Both have as many rows and columns."""
+    return part.values.shape == first.values.shape and part.scale.shape == first.scale.shape
 
 
 def _packed(matrix: Integers) -> Compressed:
