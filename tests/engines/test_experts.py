@@ -181,6 +181,30 @@ def test_4_bits_in_another_order_are_rounded(tmp_path: Path) -> None:
     assert types_of_experts(load_openvino_runner(config)) == ["i8", "u4"] * NUM_LAYERS
 
 
+def test_8_bits_of_a_quantised_checkpoint_are_rounded(tmp_path: Path) -> None:
+    """As compressed-tensors writes them, with zero points and scales in half precision."""
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        least, most = tensors[name].aminmax(dim=1, keepdim=True)
+        scales = ((most - least) / 254).to(torch.bfloat16)
+        zeros = (-127 - least / scales).round().to(torch.int8)
+        tensors[name] = (tensors[name] / scales + zeros).round().clamp(-128, 127).to(torch.int8)
+        tensors |= {f"{name}_scale": scales, f"{name}_zero_point": zeros}
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
+    settings = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    settings |= {"config_groups": {"all": {"weights": weights}}}
+    document = json.loads((tmp_path / "config.json").read_text())
+    text = json.dumps(document | {"quantization_config": settings})
+    (tmp_path / "config.json").write_text(text)
+    config = replace(CONFIG, path=tmp_path, weights="int8", keeps_experts=True)
+    runner = load_openvino_runner(config)
+    assert runner.about.endswith("int8 weights")
+    assert error_of(runner, model) < 0.05
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 def test_4_bits_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     fields = {"count": NUM_EXPERTS, "used_count": 2, "feed_forward_length": 64}

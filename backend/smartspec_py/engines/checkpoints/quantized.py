@@ -72,8 +72,8 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 class Integers:
     """A matrix as its file has it. See `Rows`.
 
-    values: [out, in], of so many bits; with 4, they are 0 to 15. Those of MXFP4 are int8. zeros,
-    scales: [out, groups]; those of GGUF's types are float32.
+    values: [out, in], of so many bits in the file; with 4, they are 0 to 15, but those of MXFP4 are
+    int8. zeros, scales: [out, groups]; those of MXFP4 and of GGUF's types are float32.
     group_of: of each column; None for adjacent groups of equal size.
     """
 
@@ -298,7 +298,7 @@ def mxfp4(blocks: torch.Tensor, scales: torch.Tensor, is_split: bool = False) ->
     halves = torch.ldexp(torch.ones(scales.shape), scales.int() - 128)
     zeros = torch.zeros(()).expand_as(halves)
     values = values.view(torch.int8).view(len(blocks), -1)
-    return Integers(values, zeros, halves, num_bits=8, group_of=None)
+    return Integers(values, zeros, halves, num_bits=4, group_of=None)
 
 
 def _group_sizes(settings: Any) -> set[int]:

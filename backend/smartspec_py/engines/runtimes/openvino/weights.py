@@ -197,13 +197,12 @@ class Weights:
 
 def _as_in_file(matrix: Integers | None) -> Compressed | None:
     """See `Weights.kept_of_experts`."""
-    if matrix is None or not matrix.group:
+    if matrix is None or matrix.num_bits != 4 or not matrix.group:
         return None
-    if matrix.num_bits == 4:
-        return _packed(replace(matrix, zeros=matrix.zeros.float()))
-    if matrix.values.dtype != torch.int8:
-        return None
-    return Compressed(matrix.values, matrix.scales[:, :, None], torch.zeros((), dtype=torch.uint8))
+    if matrix.values.dtype == torch.int8:  # of MXFP4, without zeros
+        none = torch.zeros((), dtype=torch.uint8)
+        return Compressed(matrix.values, matrix.scales[:, :, None], none)
+    return _packed(replace(matrix, zeros=matrix.zeros.float()))
 
 
 def _is_like(part: Compressed, first: Compressed) -> bool:
