@@ -226,6 +226,17 @@ def test_tensors_that_do_not_fit(tmp_path: Path, name: str, wrong: Any, reason: 
         load_openvino_runner(replace(CONFIG, path=tmp_path))
 
 
+def test_a_scale_that_is_no_number(tmp_path: Path) -> None:
+    """The format has NaN as 255, here in the scale of a matrix that is kept as it is."""
+    write_mxfp4(tmp_path, make_model())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.experts.down_proj_scales"][3, 5, 1] = 255
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = replace(CONFIG, path=tmp_path, weights="int8", keeps_experts=True)
+    with pytest.raises(ModelError, match=r"experts\.3\.down_proj\.weight are not all finite"):
+        load_openvino_runner(config)
+
+
 @pytest.mark.parametrize("field", ["swiglu_alpha", "swiglu_limit"])
 @pytest.mark.parametrize("value", [-1.0, 0.0, float("nan"), float("inf")])
 def test_numbers_of_the_gate(field: str, value: float) -> None:

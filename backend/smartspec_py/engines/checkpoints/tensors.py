@@ -274,13 +274,15 @@ class CheckedTensors(Mapping[str, torch.Tensor]):
         return self._tensors.group if isinstance(self._tensors, QuantizedTensors) else 0
 
     def integers(self, name: str) -> Integers | None:
-        """The matrix as its file has it; None if that is in numbers, or not in 4 bits of GGUF."""
+        """The matrix as its file has it; None if that is in numbers, or in a type of GGUF that is
+        neither MXFP4 nor has 4 bits."""
         if not isinstance(self._tensors, QuantizedTensors | GgufWeights):
             return None
         matrix = self._tensors.integers(self._names[name])
         if matrix is not None:
             check_shape(name, matrix.shape, self.shapes.get(name, matrix.shape), self._folder)
-            check_finite(name, matrix.scales, self._dtype, self._folder)
+            largest = matrix.scales.float() * 2**matrix.num_bits  # or a little more
+            check_finite(name, largest, self._dtype, self._folder)
             self._advance(matrix.values.numel())
         return matrix
 
