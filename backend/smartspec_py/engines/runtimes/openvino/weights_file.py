@@ -32,8 +32,8 @@ from smartspec_py.engines.profile import write_json
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
-"""Raise it if the same key stands for other numbers."""
+VERSION = 3
+"""Raise it if the same key stands for other numbers, or the same numbers have another key."""
 
 INDEX, DATA = ".json", ".weights"
 
