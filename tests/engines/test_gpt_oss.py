@@ -286,3 +286,15 @@ def test_memory_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         keeps_experts=True,
     )  # fmt: skip
     assert found.num_bytes == of_cache
+
+
+def test_converted_weights_may_be_too_large_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 4 bits too, experts in MXFP4 have 8."""
+    model = make_model()
+    write_mxfp4(tmp_path, model)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = replace(CONFIG, path=tmp_path, weights="int4", keeps_experts=True)
+    load_openvino_runner(replace(config, weights_cache_bytes=model.num_parameters()))
+    assert not [*(tmp_path / "cache").glob("**/weights/*")]

@@ -64,6 +64,9 @@ ORDERED = ("group", "dynamic", True)
 MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice what its 16 values stand for: whole numbers."""
 
+MXFP4_BYTES = 1.125
+"""Of a weight as `Integers`: its number gets 8 bits, and a group of 32 a float32."""
+
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where a word of AWQ has each of its eight columns."""
 

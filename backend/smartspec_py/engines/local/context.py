@@ -20,6 +20,7 @@ from smartspec_py.engines.checkpoints.config import num_weights, text_config
 from smartspec_py.engines.checkpoints.experts import has_experts
 from smartspec_py.engines.checkpoints.mtp import num_own_weights
 from smartspec_py.engines.checkpoints.pair import positions_of
+from smartspec_py.engines.checkpoints.quantized import MXFP4_BYTES
 from smartspec_py.engines.checkpoints.recurrent import state_shapes
 from smartspec_py.engines.checkpoints.tensors import num_bytes as file_bytes
 from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes
@@ -41,9 +42,6 @@ COMPRESSED_BYTES = {"int8": 1.0, "int4": 0.65}
 MOST_OF_FILE = 4 / 3
 """Bytes in memory of a matrix in 4 bits of a file, per byte there: those of GGUF, whose scales and
 zeros become float32."""
-
-MXFP4_BYTES = 1.125
-"""Of a weight: its numbers get 8 bits, and a group of 32 a float32."""
 
 STEP = 512
 """A context length that memory limits is a multiple of this. The cached profile depends on the

@@ -49,6 +49,7 @@ from smartspec_py.engines.checkpoints.experts import (
     usual_name,
 )
 from smartspec_py.engines.checkpoints.mtp import mtp_parameters
+from smartspec_py.engines.checkpoints.quantized import MXFP4_BYTES
 from smartspec_py.engines.checkpoints.recurrent import TILE, state_shapes
 from smartspec_py.engines.checkpoints.tensors import (
     CheckedTensors,
@@ -552,7 +553,7 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     hf_config = load_config(config.path, config.max_len)
     model = model_without_weights(hf_config)
     files = checked_files(model, hf_config, config)
-    file = _weights_file(config, model.num_parameters(), has_experts(hf_config))
+    file = _weights_file(config, model.num_parameters(), hf_config)
     return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
 
 
@@ -583,19 +584,20 @@ def checked_files(model: Any, hf_config: Any, config: RunnerConfig) -> CheckedTe
     return files
 
 
-def _weights_file(
-    config: RunnerConfig, num_parameters: int, with_experts: bool
-) -> WeightsFile | None:
+def _weights_file(config: RunnerConfig, num_parameters: int, hf_config: Any) -> WeightsFile | None:
     """None if weights are as stored, or joined with adapters."""
     num_bytes = num_parameters * NUM_BITS[config.weights] // 8
     if not num_bytes or not config.weights_cache_bytes or config.adapters.names:
         return None
+    keeps_experts = config.keeps_experts and has_experts(hf_config)
+    if keeps_experts and hf_config.model_type == GPT_OSS:
+        num_bytes = int(num_parameters * MXFP4_BYTES)
     return WeightsFile(
         cache_dir() / "weights",
         source_files(config.path),
         f"{config.weights}, {config.dtype}, {'' if has_vnni() else 'no '}VNNI"
         + (", 4 bits as they are" if config.keeps_4_bits else "")
-        + (", those of experts as they are" if config.keeps_experts and with_experts else ""),
+        + (", those of experts as they are" if keeps_experts else ""),
         num_bytes=num_bytes,
         most_bytes=config.weights_cache_bytes,
     )
