@@ -41,18 +41,8 @@ PLAIN = ("F32", "F16", "BF16")
 TYPES = (
     *PLAIN,
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *(
-        "IQ4_NL",
-        "IQ4_XS",
-        "IQ3_S",
-        "IQ3_XXS",
-        "IQ2_S",
-        "IQ2_XS",
-        "IQ2_XXS",
-        "IQ1_M",
-        "IQ1_S",
-        "MXFP4",
-    ),
+    *("MXFP4", "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS"),
+    *("IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
 )
 ZEROS = "zeros"
 """The type of a tensor that the file does not have."""

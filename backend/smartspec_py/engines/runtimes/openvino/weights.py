@@ -36,7 +36,8 @@ class Compressed:
 
     8 bits: values int8 [out, in], scale float32 [out, 1], zero 0. 4 bits: values of 0 to 15 in
     groups along `in`, two in a byte, the first in the low half: uint8 [out, in / 2]; scale float32
-    [out, groups, 1]; zero [out, groups, 1], of uint8 or float32. Experts may have groups of 8 bits.
+    [out, groups, 1]; zero [out, groups, 1], of uint8 or float32. MXFP4: as 8 bits, but with the
+    scales of 4.
     """
 
     values: torch.Tensor
