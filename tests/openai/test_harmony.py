@@ -300,7 +300,6 @@ def test_a_result_needs_a_call(prompts: Prompts) -> None:
         ({}, "medium"),
         ({"reasoning_effort": "high"}, "high"),
         ({"reasoning_effort": "minimal"}, "low"),
-        ({"reasoning_effort": "other"}, "medium"),
         (
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
             "high",

@@ -36,6 +36,7 @@ TEXT = "messages.0.content.0.text"
         ({"bad_words": "a"}, "bad_words", "must be a list"),
         ({"priority": 1}, "priority", "got 1, must be 0"),
         ({"suffix": "a"}, "suffix", "got 'a', must be ''"),
+        ({"reasoning_effort": "much"}, "reasoning_effort", "got 'much', must be 'none', "),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "auto"),
         ({"tool_choice": "required"}, "tool_choice", "got 'required' without a function of tools"),

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from smartspec_gateway.openai.apis.schema import (
     Body,
+    Effort,
     Generation,
     by_tag,
     few,
@@ -350,10 +351,11 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
         "be called. Default: auto",
     )
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
-    reasoning_effort: str | None = Field(
+    reasoning_effort: Effort | None = Field(
         None,
-        description="none: sets thinking to false. gpt-oss: low, medium or high, or the nearest of "
-        "them. Others: no effect, see `chat_template_kwargs`",
+        description="none, minimal, low, medium, high, xhigh or max. none: sets thinking to false. "
+        "gpt-oss: low, medium or high, or the nearest of them. Others: no effect, see "
+        "`chat_template_kwargs`",
     )
 
     @property

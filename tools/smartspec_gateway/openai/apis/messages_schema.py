@@ -12,6 +12,7 @@ from smartspec_gateway.openai.apis.schema import (
     MAX_INT32,
     OPEN,
     Body,
+    Effort,
     OpenBody,
     Sampling,
     Words,
@@ -139,7 +140,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Part):
-    effort: str | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 

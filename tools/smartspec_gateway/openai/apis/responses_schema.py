@@ -18,6 +18,7 @@ from smartspec_gateway.openai.apis.chat_schema import (
 from smartspec_gateway.openai.apis.schema import (
     OPEN,
     Body,
+    Effort,
     Ignored,
     Int32,
     OpenBody,
@@ -227,7 +228,7 @@ class Reasoning(Body):
 
     model_config = ConfigDict(extra="ignore")
 
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class Obfuscation(Body):

@@ -115,6 +115,10 @@ def tensor(name: str, default: Any = None, **rules: Any) -> Any:
     return Field(default, description=TENSORS[name].meaning, **rules)
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model thinks: the values of OpenAI's and Anthropic's APIs."""
+
+
 class Body(BaseModel):
     """An object of the API. A field that is null counts as not given."""
 
