@@ -34,8 +34,7 @@ from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 pytestmark = pytest.mark.slow  # so that they run beside the others
 
 KINDS = [
-    *("llama, grouped keys", "qwen2, one key head", "gpt-neox"),
-    *("qwen2, window 11 above", "qwen3, window 1", "gemma2, window 11"),
+    *("llama, grouped keys", "qwen2, one key head", "gemma2, window 11"),
     *(OPENVINO + kind for kind in ("qwen2, one key head", "mistral, window 11")),
 ]
 """Different layouts. `test_model_types` has all types."""

@@ -51,7 +51,7 @@ from smartspec_py.engines.runtimes.runner import RunnerConfig, bytes_per_token
 
 pytestmark = pytest.mark.slow  # so that they run beside the others
 
-MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 5, 16, 32
+MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 5, 16, 20
 GREEDY = SamplingParams()
 DTYPES = (torch.float32, torch.bfloat16)
 QEMU = shutil.which("qemu-x86_64")

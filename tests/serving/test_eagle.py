@@ -54,9 +54,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runtime", "kv_cache"), [("torch", "auto"), ("openvino", "auto"), ("openvino", "u8")]
-)
+@pytest.mark.parametrize(("runtime", "kv_cache"), [("torch", "auto"), ("openvino", "u8")])
 def test_texts_are_those_without_speculation(head: Path, runtime: str, kv_cache: str) -> None:
     """First with room for all caches, then with a budget that preempts requests and drops the
     head's cache."""

@@ -68,7 +68,7 @@ def check_call(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("call_format", "is_behind_thought"),
-    [*((one, False) for one in CallFormat), (CallFormat.HERMES, True), (CallFormat.LLAMA, True)],
+    [(CallFormat.HERMES, False), (CallFormat.PYTHON, False), (CallFormat.LLAMA, True)],
 )
 def test_required_calls_are_the_same_with_every_policy(
     server: Server, call_format: CallFormat, is_behind_thought: bool
