@@ -22,7 +22,8 @@ from smartspec_py.engines.checkpoints.checks import ModelError, check_model
 from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.drafts.assistant.model import read_assistant
 from smartspec_py.engines.drafts.assistant.runner import AssistantRunner
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving.build import build_engine

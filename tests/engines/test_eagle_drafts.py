@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("without_triton")
 
 
 def with_openvino(config: RunnerConfig) -> Runner:
-    from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+    from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 
     return load_openvino_runner(config)
 

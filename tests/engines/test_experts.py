@@ -23,7 +23,8 @@ from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.experts import EXPERT_BIAS
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.sizes import check_sizes
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
 pytestmark = pytest.mark.slow  # so that they run beside the others

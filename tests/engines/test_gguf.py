@@ -40,7 +40,7 @@ from smartspec_py.engines.checkpoints.gguf.weights import GgufMatrix
 from smartspec_py.engines.checkpoints.tensors import CheckedTensors, file_tensors
 from smartspec_py.engines.local.build import build_local
 from smartspec_py.engines.local.load import runtime_of
-from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import PYTORCH, RowInput, RunnerConfig

@@ -22,7 +22,8 @@ from smartspec_py.engines.checkpoints.checks import ModelError, check_files, che
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.engines.local import context
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
 

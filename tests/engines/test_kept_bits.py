@@ -24,8 +24,9 @@ from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.checkpoints.rows import TensorRows
 from smartspec_py.engines.runtimes import machine
 from smartspec_py.engines.runtimes.machine import has_vnni, keeps_4_bits, keeps_experts
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.products import Products
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights, to_int8
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 

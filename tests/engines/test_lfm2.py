@@ -28,7 +28,7 @@ from smartspec_py.engines.checkpoints.experts import EXPERT_BIAS
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.recurrent import state_shapes
 from smartspec_py.engines.checkpoints.sizes import check_sizes
-from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.short_convs import KEPT, PAST, TAPS, ConvStates
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError

@@ -27,8 +27,8 @@ from smartspec_py.engines.checkpoints.mtp import has_mtp, mtp_model, mtp_paramet
 from smartspec_py.engines.drafts import vocabulary
 from smartspec_py.engines.drafts.mtp import OpenVinoMtpRunner
 from smartspec_py.engines.local.build import drafts_itself
-from smartspec_py.engines.runtimes.openvino import runner as runner_module
-from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino import precision
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights import Compressed
 from smartspec_py.engines.runtimes.runner import OPENVINO, PYTORCH, RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError
@@ -179,7 +179,7 @@ def test_frequent_tokens_and_those_of_texts_are_drafted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_weights: int
 ) -> None:
     """With weights in 8 bits, also rotated ones. Other tokens have no logits."""
-    monkeypatch.setattr(runner_module, "LEAST_WEIGHTS", least_weights)
+    monkeypatch.setattr(precision, "LEAST_WEIGHTS", least_weights)
     write(tmp_path)
     [whole, *_] = four_drafts(tmp_path, "int8")
     monkeypatch.setattr(vocabulary, "NUM_LOW", 256)

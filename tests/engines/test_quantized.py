@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from smartspec_py.engines.checkpoints.checks import ModelError, check_quantization
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
-from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 

@@ -25,6 +25,7 @@ from smartspec_py.engines.checkpoints.config import load_config
 from smartspec_py.engines.checkpoints.gguf.folder import model_folder
 from smartspec_py.engines.checkpoints.recurrent import num_key_layers, state_shapes
 from smartspec_py.engines.checkpoints.sizes import check_sizes
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.recurrent import (
     KEPT,
     PAST,
@@ -34,7 +35,7 @@ from smartspec_py.engines.runtimes.openvino.recurrent import (
     TILE_ENDS,
     TILE_TOKENS,
 )
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.states import States
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 from smartspec_py.faults import ConfigError

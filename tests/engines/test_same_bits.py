@@ -162,15 +162,14 @@ class Recorder(LocalTarget):
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE,
             adapters=config.adapters.names,
         )  # fmt: skip
-        from smartspec_py.engines.runtimes.openvino import runner as runner_module
+        from smartspec_py.engines.runtimes.openvino import precision
+        from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 
         with pytest.MonkeyPatch.context() as patch:
             if is_whole:  # as without VNNI
-                patch.setattr(runner_module, "has_vnni", lambda: False)
-                patch.setattr(runner_module, "LEAST_WEIGHTS", 0)
-            runner = runner_module.OpenVinoRunner(
-                model, config, four_bits_of(model) if is_kept else None
-            )
+                patch.setattr(precision, "has_vnni", lambda: False)
+                patch.setattr(precision, "LEAST_WEIGHTS", 0)
+            runner = OpenVinoRunner(model, config, four_bits_of(model) if is_kept else None)
         if runner.config.dtype != dtype:
             pytest.skip(f"not computed in {dtype} on this processor")
         operators = runner.compiled.get_runtime_model().get_ordered_ops()

@@ -21,10 +21,12 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.rows import TensorRows
+from smartspec_py.engines.runtimes.openvino import precision
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.operators import parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights, to_int4, to_int8
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RowInput, Runner, RunnerConfig
@@ -143,7 +145,7 @@ def test_padding_does_not_lead_to_a_pass_that_takes_much_longer(
     has_vnni: bool, sizes: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without VNNI, a pass over 5 tokens takes longer than one over 4."""
-    monkeypatch.setattr(runner_module, "has_vnni", lambda: has_vnni)
+    monkeypatch.setattr(precision, "has_vnni", lambda: has_vnni)
     model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
     runner = OpenVinoRunner(model, replace(CONFIG, weights="int8"), most_copies=2)
     for tokens in ([5, 6], [5, 6, 7, 8, 9]):

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints import tensors
 from smartspec_py.engines.runtimes.openvino import weights as weights_module
-from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.weights_file import ABANDONED_S, WeightsFile
 from smartspec_py.engines.runtimes.runner import RowInput, RunnerConfig
 
@@ -229,7 +229,7 @@ def test_a_model_from_the_file_gives_the_same_bits(
 ) -> None:
     """Also if products are computed in parts. The second start reads and rounds no matrix."""
     monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.MOST_WIDTH", most_width)
-    monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.has_vnni", lambda: False)
+    monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.precision.has_vnni", lambda: False)
     config = replace(config, weights=weights)
     without = load_openvino_runner(replace(config, weights_cache_bytes=0)).forward(PROMPT).logits
     first = load_openvino_runner(config)

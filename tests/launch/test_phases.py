@@ -16,7 +16,7 @@ from rich.console import Console
 
 from smartspec_launch.phases import PhaseDisplay, shown
 from smartspec_py.engines.phases import MEASURING, READING, Phase, Steps
-from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.pytorch.causal import load_runner
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 

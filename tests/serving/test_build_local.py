@@ -219,7 +219,7 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
     def fail(config: RunnerConfig) -> None:
         raise RuntimeError("no kernel for this processor\nat core.cpp:117")
 
-    monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.runner.load_openvino_runner", fail)
+    monkeypatch.setattr("smartspec_py.engines.runtimes.openvino.load.load_openvino_runner", fail)
     limits = LimitsConfig(max_sequences=2, cache_bytes=4 << 20)
     engine = build_local.build_local(config(), limits, tmp_path)
     engine.target.close()

@@ -81,10 +81,10 @@ def test_a_head_drafts_with_products_of_whole_numbers(
     head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of large heads on processors without VNNI."""
-    from smartspec_py.engines.runtimes.openvino import runner
+    from smartspec_py.engines.runtimes.openvino import precision
 
-    monkeypatch.setattr(runner, "has_vnni", lambda: False)
-    monkeypatch.setattr(runner, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(precision, "has_vnni", lambda: False)
+    monkeypatch.setattr(precision, "LEAST_WEIGHTS", 0)
     config = config_of(heads=str(head), runtime="openvino", weights="int8")
     drafting = [replace(one, policy="fixed:3", proposer=HEADS) for one in MIXED]
     with serving(config) as server:

@@ -23,7 +23,8 @@ from smartspec_py.engines.checkpoints.mtp import MTP, NORMS, SHARED, mtp_model
 from smartspec_py.engines.drafts.eagle.openvino import Floats, HeadGraph, OpenVinoHeadRunner
 from smartspec_py.engines.drafts.vocabulary import SeenTokens, num_in_graph
 from smartspec_py.engines.runtimes.openvino.operators import int_
-from smartspec_py.engines.runtimes.openvino.runner import MOST_WIDTH, OpenVinoRunner
+from smartspec_py.engines.runtimes.openvino.precision import MOST_WIDTH
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 
 

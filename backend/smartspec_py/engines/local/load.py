@@ -100,7 +100,7 @@ def _openvino_runner(run_config: RunnerConfig, runtime: str) -> Runner | None:
         return None
     reason = _no_openvino(run_config.path, run_config.device, run_config.max_len)
     if not reason:
-        from smartspec_py.engines.runtimes.openvino.runner import load_openvino_runner
+        from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 
         try:
             return load_openvino_runner(run_config)

@@ -27,9 +27,10 @@ from smartspec_py.engines.runtimes.openvino.attention import cache_names
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.gemma4 import Gemma4Graph
 from smartspec_py.engines.runtimes.openvino.graph import root
+from smartspec_py.engines.runtimes.openvino.load import checked_files
 from smartspec_py.engines.runtimes.openvino.operators import int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
-from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner, checked_files
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights, rows_of
 from smartspec_py.engines.runtimes.runner import STRIDE, PassOutput, RowInput, RunnerConfig
 

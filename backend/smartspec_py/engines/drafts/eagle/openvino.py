@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from smartspec_py.engines.drafts.eagle.head import EagleHead
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.operators import int_, parameter
-from smartspec_py.engines.runtimes.openvino.runner import Numbers, OpenVinoRunner
+from smartspec_py.engines.runtimes.openvino.precision import Numbers
+from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.runner import PassOutput, RowInput, RunnerConfig
 

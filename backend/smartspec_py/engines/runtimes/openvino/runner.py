@@ -10,9 +10,9 @@ that sum in different orders, so each kind of token is always computed by the sa
   token gets a padding token beside it, or its copy.
 - Products in float32 have no weights of half precision, see `graph`.
 - If weights have 8 or 4 bits and activations are not rounded to 8 bits, products are in float32, at
-  most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS. This is so without VNNI,
-  and with widths that none of GROUPS divides. Models with large matrices of 8 bits have products of
-  whole numbers there, see LEAST_WEIGHTS.
+  most MOST_WIDTH wide, and have at most MOST_TOKENS rows, or FEWER_TOKENS, see `precision`. This is
+  so without VNNI, and with widths that none of GROUPS divides. Models with large matrices of 8 bits
+  have products of whole numbers there.
 - Tokens of a prompt are attended together, at least two at a time, see `with_copy`.
 - Keys in 8 bits have one scale per token. OpenVINO's default, one per channel of a block, would be
   computed again when the block gets more tokens.
@@ -26,7 +26,6 @@ blocks of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -38,28 +37,11 @@ import numpy as np
 import openvino as ov
 import torch
 
-from smartspec_py.cache_dir import cache_dir
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, GPT_OSS, LFM2, ModelError
-from smartspec_py.engines.checkpoints.config import load_config, model_without_weights
-from smartspec_py.engines.checkpoints.experts import (
-    EXPERT_BIAS,
-    EXPERTS,
-    ByExpert,
-    has_experts,
-    usual_name,
-)
-from smartspec_py.engines.checkpoints.mtp import mtp_parameters
-from smartspec_py.engines.checkpoints.quantized import MXFP4_BYTES
+from smartspec_py.engines.checkpoints.checks import GEMMA_4, GPT_OSS, LFM2
+from smartspec_py.engines.checkpoints.experts import ByExpert
 from smartspec_py.engines.checkpoints.recurrent import TILE, state_shapes
-from smartspec_py.engines.checkpoints.tensors import (
-    CheckedTensors,
-    check_complete,
-    check_tied,
-    check_used,
-    source_files,
-)
 from smartspec_py.engines.phases import PREPARING, begin
-from smartspec_py.engines.runtimes.machine import cpu_has, free_bytes, has_vnni
+from smartspec_py.engines.runtimes.machine import free_bytes
 from smartspec_py.engines.runtimes.openvino.attention import BLOCK_LEN, INPUTS, LONGEST
 from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS
@@ -67,7 +49,6 @@ from smartspec_py.engines.runtimes.openvino.gemma4 import LAST, LAST_INPUTS, Gem
 from smartspec_py.engines.runtimes.openvino.gpt_oss import GptOssGraph
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.lfm2 import Lfm2Graph
-from smartspec_py.engines.runtimes.openvino.model_types import unused_weights
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
 from smartspec_py.engines.runtimes.openvino.parts import (
     attended_parts,
@@ -76,11 +57,18 @@ from smartspec_py.engines.runtimes.openvino.parts import (
     of_like_lengths,
     with_copy,
 )
+from smartspec_py.engines.runtimes.openvino.precision import (
+    HALF,
+    MOST_WIDTH,
+    Numbers,
+    choose_numbers,
+    most_tokens,
+    settings_of,
+)
 from smartspec_py.engines.runtimes.openvino.products import MATRIX_A, OWN_ADAPTERS, Products
 from smartspec_py.engines.runtimes.openvino.short_convs import ConvStates
 from smartspec_py.engines.runtimes.openvino.states import States
 from smartspec_py.engines.runtimes.openvino.weights import Weights
-from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
 from smartspec_py.engines.runtimes.runner import (
     OPENVINO,
     Parts,
@@ -90,31 +78,6 @@ from smartspec_py.engines.runtimes.runner import (
     RunnerConfig,
     joined,
 )
-
-GROUPS = (128, 64, 32)
-"""With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
-these that divides the width of every product. One scale for a whole row would be less accurate.
-Weights of 4 bits have the same groups."""
-
-NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
-
-LEAST_WEIGHTS, LEAST_BLOCK, MOST_BLOCK = 1_000_000, 32, 64
-"""With AVX2 and without VNNI, products of whole numbers (`Products`) need about ten small operators
-each. So they pay if matrices have so many weights on average: passes of Qwen2.5-0.5B take 0.63 to
-1.06 of the time, those of SmolLM2-135M 0.95 to 1.3 (AMD EPYC Zen 3). Weights are rotated in blocks
-of columns: the largest power of 2 that divides all widths, from LEAST_BLOCK to MOST_BLOCK."""
-
-MOST_WIDTH, MOST_TOKENS = 2_048, 80
-"""Without rounded activations, OpenVINO 2026.4 converts compressed weights in each pass. It then
-sums in another order in passes of more than 80 tokens, and of up to 4 or 8 tokens in wider products
-(with AVX2 from 4,224, with AVX512 from 2,304). So wider products are computed in parts, and larger
-passes in several. A pass of 1.0 B over one token then takes 1.1 of the time, and one over more
-tokens 0.75 to 0.97 (docs/research/performance.md)."""
-
-EVEN_ROWS, FEWER_TOKENS = 32, 64
-"""The same happens in passes of more than 64 tokens if a weight has a number of rows that 32 does
-not divide, such as the output layer of a vocabulary of 151,665 tokens (with AVX2, and products
-wider than 512)."""
 
 MOST_IN_TILES = 128
 """Tokens of a pass with recurrent states. OpenVINO keeps what the layers compute of them, 2 MB a
@@ -135,9 +98,6 @@ CHEAP_TOKENS = 4
 """Without rounded activations, a pass over 5 tokens takes 1.7 times as long as one over 4 (AVX2).
 So padding does not lead beyond 4."""
 
-HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
-"""Precisions that not every processor has, by their names in OpenVINO."""
-
 
 @dataclass(slots=True)
 class _Copy:
@@ -145,18 +105,6 @@ class _Copy:
 
     request: ov.InferRequest
     num_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """How products are computed. num_bits, block: see `Products`. group: activations that are
-    rounded with one scale; 0 rounds none. is_bounded: whether products have at most MOST_WIDTH
-    columns, and passes at most MOST_TOKENS tokens."""
-
-    num_bits: int
-    group: int
-    block: int
-    is_bounded: bool
 
 
 class OpenVinoRunner(Runner):
@@ -183,15 +131,12 @@ class OpenVinoRunner(Runner):
         core, of_model = ov.Core(), weights or Weights(ByExpert(model.state_dict()))
         if numbers is None:
             precisions = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-            config, numbers = _numbers(model, config, of_model, precisions)
+            config, numbers = choose_numbers(model, config, of_model, precisions)
         self.numbers = numbers
         super().__init__(config)
         self._most_tokens, shapes = config.num_rows * config.max_len, state_shapes(model.config)
         if numbers.is_bounded:
-            rows = {layer.out_features for layer in _linear_layers(model)}
-            rows |= {config.vocab_size, config.adapters.rank}
-            is_even = not any(num % EVEN_ROWS for num in rows)
-            self._most_tokens = MOST_TOKENS if is_even else FEWER_TOKENS
+            self._most_tokens = most_tokens(model, config)
         elif shapes is not None and shapes.delta:
             self._most_tokens = MOST_IN_TILES
         products = _products(model, config, of_model, numbers)
@@ -213,7 +158,7 @@ class OpenVinoRunner(Runner):
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
         most_copies = most_copies or MOST_COPIES
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, products.num_bytes))
-        compiled = _compiled(core, built, _settings(config, numbers), num_copies)
+        compiled = _compiled(core, built, settings_of(config, numbers), num_copies)
         self.compiled = compiled[0]
         self._copies = [_Copy(graph.create_infer_request()) for graph in compiled]
         """The one whose last pass was first comes first."""
@@ -453,34 +398,6 @@ def _graph_class(hf_config: Any) -> type[DecoderGraph]:
     return Gemma4Graph if hf_config.model_type in GEMMA_4 else DecoderGraph
 
 
-def _numbers(
-    model: Any, config: RunnerConfig, weights: Weights, precisions: Sequence[str]
-) -> tuple[RunnerConfig, Numbers]:
-    """How this processor computes the products, and the config with the precision that they have.
-    precisions: of the processor."""
-    num_bits = NUM_BITS[config.weights]
-    group = _group(model) if num_bits else 0
-    if num_bits == 4 and not group:
-        raise ModelError(
-            f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
-        )
-    kept_group = weights.kept_group if config.keeps_4_bits and group else 0
-    if kept_group:  # the scale of a group of activations is multiplied by one of the weights
-        group = min(group, kept_group)
-    has_integers = group > 0 and has_vnni()
-    is_whole = num_bits == 8 and not has_integers and cpu_has("avx2")
-    block = _block(model) if is_whole else 0
-    is_bounded = num_bits > 0 and not has_integers and not block
-    # In half precision and with AMX, those of experts would have other kernels for a lone token.
-    # States are in float32, and drafts may never change one.
-    is_float = is_bounded or block or has_experts(model.config)
-    is_float = is_float or state_shapes(model.config) is not None
-    is_half = not is_float and HALF.get(config.dtype) in precisions
-    dtype = config.dtype if is_half else torch.float32
-    config = replace(config, keeps_4_bits=kept_group > 0, dtype=dtype)
-    return config, Numbers(num_bits, group, block, is_bounded)
-
-
 def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: Numbers) -> Products:
     matrices = {
         f"{layer}{MATRIX_A}": config.adapters.joined(layer)[0].to(config.dtype)
@@ -500,22 +417,6 @@ def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: Numbe
     )
 
 
-def _settings(config: RunnerConfig, numbers: Numbers) -> dict[str, Any]:
-    """Of OpenVINO."""
-    precision = HALF.get(config.dtype, "f32").lower()
-    # Rounding to 16 bits changes less than compressed weights do.
-    of_keys = "f16" if numbers.num_bits and precision == "f32" else precision
-    return {
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": numbers.group,
-        "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": "u8" if config.kv_cache == "u8" else of_keys,
-        "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
-        "INFERENCE_NUM_THREADS": config.num_threads,
-        "NUM_STREAMS": 1,
-        "ENABLE_CPU_PINNING": False,
-    }
-
-
 def _compiled(
     core: ov.Core, built: ov.Model, settings: dict[str, Any], num_copies: int
 ) -> list[ov.CompiledModel]:
@@ -526,78 +427,3 @@ def _compiled(
             threads.submit(core.compile_model, built, "CPU", settings) for _ in range(num_copies)
         ]
     return [task.result() for task in tasks]
-
-
-def _group(model: Any) -> int:
-    """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
-    widths = {layer.in_features for layer in _linear_layers(model)}
-    matrices = ByExpert(dict(model.named_parameters()))
-    widths |= {matrices[name].shape[-1] for name in matrices if f"{EXPERTS}0." in name}
-    return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
-
-
-def _block(model: Any) -> int:
-    """See LEAST_WEIGHTS."""
-    layers = _linear_layers(model)
-    mean = sum(layer.weight.numel() for layer in layers) / len(layers)
-    block = math.gcd(MOST_BLOCK, *(layer.in_features for layer in layers))
-    return block if mean >= LEAST_WEIGHTS and block >= LEAST_BLOCK else 0
-
-
-def _linear_layers(model: Any) -> list[torch.nn.Linear]:
-    return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-
-
-def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
-    """Load weights from a local directory, tensor by tensor. Raises ModelError."""
-    hf_config = load_config(config.path, config.max_len)
-    model = model_without_weights(hf_config)
-    files = checked_files(model, hf_config, config)
-    file = _weights_file(config, model.num_parameters(), hf_config)
-    return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
-
-
-def checked_files(model: Any, hf_config: Any, config: RunnerConfig) -> CheckedTensors:
-    """The tensors in the files of a model, by the names of its parameters. model: without weights.
-    Raises ModelError if there are others, or not all."""
-    files = CheckedTensors(config.path, config.dtype)
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    is_tied, names = hf_config.tie_word_embeddings, set(files)
-    if is_tied and head in names and embedding not in names:
-        files.rename(head, embedding)  # so `safetensors.torch.save_model` writes tied tensors
-    for name in names:
-        if (usual := usual_name(name)) != name:
-            files.rename(name, usual)
-    of_mtp = mtp_parameters(hf_config) if config.has_mtp else {}
-    needed = {**dict(model.named_parameters()), **of_mtp}
-    needed |= {name: tensor for name, tensor in model.named_buffers() if name.endswith(EXPERT_BIAS)}
-    missing = set(ByExpert(needed)) - set(files)
-    check_complete(missing, config.path)
-    tensors = ByExpert({**model.state_dict(), **of_mtp})
-    unexpected = set(files) - set(tensors)
-    unused = {name for name in unexpected if name.startswith(unused_weights(model))}
-    check_used(unexpected - unused, files, config.path)
-    files.leave_out(unexpected)
-    files.expect(tensors)
-    if is_tied and {head, embedding} <= names:
-        check_tied(torch.equal(files[embedding], files[head]), config.path)
-    return files
-
-
-def _weights_file(config: RunnerConfig, num_parameters: int, hf_config: Any) -> WeightsFile | None:
-    """None if weights are as stored, or joined with adapters."""
-    num_bytes = num_parameters * NUM_BITS[config.weights] // 8
-    if not num_bytes or not config.weights_cache_bytes or config.adapters.names:
-        return None
-    keeps_experts = config.keeps_experts and has_experts(hf_config)
-    if keeps_experts and hf_config.model_type == GPT_OSS:
-        num_bytes = int(num_parameters * MXFP4_BYTES)
-    return WeightsFile(
-        cache_dir() / "weights",
-        source_files(config.path),
-        f"{config.weights}, {config.dtype}, {'' if has_vnni() else 'no '}VNNI"
-        + (", 4 bits as they are" if config.keeps_4_bits else "")
-        + (", those of experts as they are" if keeps_experts else ""),
-        num_bytes=num_bytes,
-        most_bytes=config.weights_cache_bytes,
-    )
