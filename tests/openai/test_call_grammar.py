@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from smartspec_gateway.openai.formats.call_grammar import (
@@ -87,10 +88,15 @@ TOKENIZERS = {
 }
 
 
-def matcher(kind: str, lark: str) -> LLMatcher:
+@cache
+def library_of(kind: str) -> tuple[LLTokenizer, AddedTokens]:
     tokenizer = TOKENIZERS[kind]
     added = AddedTokens(tokenizer.to_str())
-    library = new_tokenizer(added, tokenizer.get_vocab_size(), [0])
+    return new_tokenizer(added, tokenizer.get_vocab_size(), [0]), added
+
+
+def matcher(kind: str, lark: str) -> LLMatcher:
+    library, added = library_of(kind)
     return compiled(library, grammar_text(GuideType.EBNF_GRAMMAR, lark, added))
 
 

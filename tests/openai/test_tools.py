@@ -379,7 +379,7 @@ def test_calls_for_any_parts(
     text: str, content: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     source = random.Random(1)
-    num_tries = 200 if len(text) < 1000 else 3
+    num_tries = 80 if len(text) < 1000 else 3
     for number in range(num_tries):
         size = 1 if number == 0 else source.randint(1, 40)
         parser, found, left = ToolParser(TOOLS), list[Part](), text
