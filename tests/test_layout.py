@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,17 +57,20 @@ def modules_of(folder: Path) -> dict[str, Path]:
 MODULES = modules_of(BACKEND) | modules_of(TOOLS)
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> list[str]:
     """Dotted names of all imports, including those inside functions."""
+    names = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
-def tops_of(paths: Iterator[Path]) -> set[str]:
+def tops_of(paths: Iterable[Path]) -> set[str]:
     """Top-level packages that these files import, without the standard library."""
     names = {name.partition(".")[0] for path in paths for name in imports_of(path)}
     return names - set(sys.stdlib_module_names)
