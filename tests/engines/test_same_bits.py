@@ -323,7 +323,7 @@ CASES = [
 WHOLE = ("gemma4, window 50", "phi3", "qwen2", "wide")
 """With products of whole numbers, the others are computed in float32."""
 
-ODD, OF_ODD = ("convolutions", "experts", "recurrent"), ("stored", "int8", "int4", "whole")
+ODD, OF_ODD = ("convolutions", "experts", "recurrent"), ("stored", "int8", "whole")
 """Computed in float32, with any weights."""
 
 
@@ -349,7 +349,6 @@ def test_states_of_layers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("kind", "dtype", "weights"),
     [
-        ("llama", torch.float32, "int4"),
         ("llama", torch.float32, "kept"),
         ("gemma4, window 50", torch.float32, "int8"),
         ("wide", torch.float32, "whole"),

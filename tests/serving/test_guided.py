@@ -113,8 +113,7 @@ def test_texts_are_valid_and_the_same_with_every_policy(
 ) -> None:
     check_valid(expected)
     ways = [
-        *(("fixed:6", "draft_model"), ("fixed:4", "prompt_lookup")),
-        *(("fixed:6", "grammar"), ("goodput", None)),
+        *(("fixed:6", "draft_model"), ("fixed:6", "grammar"), ("goodput", None)),
     ]
     for policy, proposer in ways:
         found = answers(server, policy=policy, proposer=proposer)
