@@ -353,9 +353,8 @@ class ChatRequest(ChatPrompt, Generation, IgnoredInChats):
     parallel_tool_calls: bool = Field(True, description="false: return only the first call")
     reasoning_effort: Effort | None = Field(
         None,
-        description="none, minimal, low, medium, high, xhigh or max. none: sets thinking to false. "
-        "gpt-oss: low, medium or high, or the nearest of them. Others: no effect, see "
-        "`chat_template_kwargs`",
+        description="none: sets thinking to false. gpt-oss: low, medium or high, or the nearest of "
+        "them. Others: no effect, see `chat_template_kwargs`",
     )
 
     @property
