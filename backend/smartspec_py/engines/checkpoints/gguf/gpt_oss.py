@@ -16,8 +16,10 @@ PRODUCTS = {
     "attn_output": "self_attn.o_proj",
     "ffn_gate_inp": "mlp.router",
 }
+"""Names in a Transformers model, by those in the file. Products have biases, norms have none."""
+
 OF_EXPERTS = ("gate", "up", "down")
-"""Names in a Transformers model, by those in the file. All of the last two have biases."""
+"""Matrices of each expert, which have biases too."""
 
 
 def gpt_oss_config(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
