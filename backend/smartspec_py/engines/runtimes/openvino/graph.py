@@ -27,6 +27,7 @@ from smartspec_py.engines.runtimes.openvino.attention import (
     cache_names,
     paged_attention,
 )
+from smartspec_py.engines.runtimes.openvino.delta_nets import DeltaNets
 from smartspec_py.engines.runtimes.openvino.experts import Experts, Routed, has_shared
 from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
@@ -41,7 +42,6 @@ from smartspec_py.engines.runtimes.openvino.model_types import (
 )
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.products import Products
-from smartspec_py.engines.runtimes.openvino.recurrent import DeltaNets
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 
 

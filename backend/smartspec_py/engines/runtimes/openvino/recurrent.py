@@ -1,29 +1,27 @@
-"""Layers with a recurrent state: gated delta nets (Yang et al., arXiv 2412.06464), as operators of
-a graph.
+"""Layers with a recurrent state, as operators of a graph.
 
-Such a layer has a matrix S for each head in place of the keys and values of all tokens:
+Such a layer has a matrix S for each head in place of the keys and values of all tokens. Each token
+changes it, and reads its output from it: see `delta_nets`. Token by token, this would
+read and write each matrix for each token. So tokens are computed in tiles of 8, whose first token
+is at a multiple of 8 in its text. Small products give the effect of the tokens of a tile on each
+other, and S is read and written once for a tile. A pass computes each tile from its first token on,
+also if tokens of it were in passes before: so bits do not depend on the pass.
 
-    S <- exp(g) S,  S <- S + beta (v - S k) k^T,  output = S q
-
-with the token's key k, value v, query q, decay g and step beta. Token by token, this would read and
-write each matrix for each token. So tokens are computed in tiles of 8, whose first token is at a
-multiple of 8 in its text. Small products give the effect of the tokens of a tile on each other
-(section 3.2 there), and S is read and written once for a tile. A pass computes each tile from its
-first token on, also if tokens of it were in passes before: so bits do not depend on the pass.
-Longer tiles would lose precision: 32 equal tokens gave errors of 10^6.
-
-Keys, values and queries come from a convolution over a token and the three before it. `states`
-keeps its inputs for the last tokens of a text.
+What a layer reads comes from a convolution over a token and the three before it. `states` keeps its
+inputs for the last tokens of a text.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as op
+import torch
 
 from smartspec_py.engines.checkpoints.recurrent import TILE, StateShapes
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
@@ -56,9 +54,6 @@ INPUTS = {
 - TILE_TOKENS: 1 for each token of a tile, and 0 where there is none.
 - TILE_ENDS: 1 if a tile is whole, so that its state is used for the next one."""
 
-EPS = 1e-6
-"""Of the norms of queries and keys, as in Transformers."""
-
 
 def input_names(num_layers: int) -> list[str]:
     """Of the layers' inputs beside INPUTS: states [slots, heads, key width, value width], which are
@@ -66,14 +61,25 @@ def input_names(num_layers: int) -> list[str]:
     return [f"{name}.{i}" for i in range(num_layers) for name in ("states", "past")]
 
 
-class DeltaNets:
-    """The gated delta nets of all layers of a graph. inputs: those that they add to the graph's.
-    layers: see `input_names`. results: of each layer, the inputs of the convolution of the tokens
-    KEPT, and the states [R, heads, key width, value width] behind the last whole tile."""
+class Decays(NamedTuple):
+    """By how much the state decays in a tile, by head. since_begin: until each token, [n, R, heads,
+    8, 1]. between: until the token of a row after that of a column, [n, R, heads, 8, 8]; 0 if that
+    comes later. until_end: of the tile, after each token; 0 if the tile is not whole. whole: in
+    the tile, [n, R, heads, 1, 1]; 1 if it is not whole."""
 
-    def __init__(self, products: Products, shapes: StateShapes, is_tiled: bool) -> None:
-        """is_tiled: see `_repeated`."""
-        self._products, self._shapes, self._is_tiled = products, shapes, is_tiled
+    since_begin: Any
+    between: Any
+    until_end: Any
+    whole: Any
+
+
+class TiledNets(ABC):
+    """The layers with states of a graph. inputs: those that they add to the graph's. layers: see
+    `input_names`. results: of each layer, the inputs of the convolution of the tokens KEPT, and the
+    states [R, heads, key width, value width] behind the last whole tile."""
+
+    def __init__(self, products: Products, shapes: StateShapes) -> None:
+        self._products, self._shapes = products, shapes
         self.inputs = {name: parameter(name, *kind) for name, kind in INPUTS.items()}
         names = iter(input_names(shapes.num_layers))
         self.layers = [
@@ -89,17 +95,16 @@ class DeltaNets:
         """[1, N, hidden_size]. index: of the layer among those with states. net: of Transformers;
         only its structure is used. silu: makes the operator."""
         states, past = self.layers[2 * index : 2 * index + 2]
-        parts = [f"{name}.in_proj_{part}" for part in ("qkv", "b", "a", "z")]
-        joined = op.squeeze(self._products.linear(parts, normed), int_(0))
-        widths = ints(self._shapes.width, net.value_dim)
-        given, gate = op.variadic_split(joined, int_(1), widths).outputs()
+        num_heads, _, width = self._shapes.delta
+        given, gate = self._given(name, net, normed)
         given, not_finite = _finite(given)
-        of_tiles = self._heads(name, net, *self._convolved(name, net, given, past, silu))
-        out, states_after = self._through_tiles(*of_tiles, states)
+        convolved, rest = self._convolved(name, net, given, past, silu)
+        before = op.gather(states, self.inputs[SLOTS], int_(0))
+        out, states_after = self._through_tiles(name, net, convolved, rest, before)
         self.results += [op.gather(given, self.inputs[KEPT], int_(0)), states_after]
         by_token = op.reshape(
             op.transpose(out, ints(0, 1, 3, 2, 4)),
-            ints(-1, net.num_v_heads, net.head_v_dim),
+            ints(-1, num_heads, width),
             special_zero=False,
         )
         own = op.add(op.gather(by_token, self.inputs[PLACES], int_(0)), not_finite)
@@ -107,14 +112,31 @@ class DeltaNets:
             [f"{name}.out_proj"], op.unsqueeze(self._gated(name, net, own, gate, silu), int_(0))
         )
 
-    def _convolved(self, name: str, net: Any, given: Any, past: Any, silu: Any) -> Any:
+    @abstractmethod
+    def _given(self, name: str, net: Any, normed: Any) -> Sequence[Any]:
+        """What is kept of each token, [N, width], of which the first part is convolved; and the
+        gate of its output, [N, heads * value width]."""
+
+    @abstractmethod
+    def _through_tiles(
+        self, name: str, net: Any, convolved: Any, rest: Any, states: Any
+    ) -> tuple[Any, Any]:
+        """The outputs of all tokens, [n, R, heads, 8, value width], and the states behind the last
+        whole tile. convolved, rest: see `_convolved`. states: before the first tile."""
+
+    @abstractmethod
+    def _gated(self, name: str, net: Any, out: Any, gate: Any, silu: Any) -> Any:
+        """[N, heads * value width]: the outputs of the heads, [N, heads, value width], normed and
+        multiplied."""
+
+    def _convolved(self, name: str, net: Any, given: Any, past: Any, silu: Any) -> tuple[Any, Any]:
         """Of all tokens of the tiles, [n, R, 8, width], and what is not convolved."""
         earlier = op.gather(past, self.inputs[PAST], int_(0))
         nothing = op.constant(np.zeros((1, self._shapes.width), np.float32))
-        widths = ints(net.conv_dim, 2 * net.num_v_heads)
+        widths = ints(net.conv_dim, self._shapes.width - net.conv_dim)
         known = op.concat([earlier, given, nothing], 0)
         convolved, rest = op.variadic_split(known, int_(1), widths).outputs()
-        kernel = self._products.weights.stored(f"{name}.conv1d.weight").float()
+        kernel = self._float(f"{name}.conv1d.weight")
         numbers = [
             op.gather(self.inputs[TAPS], int_(i), int_(0)) for i in range(self._shapes.kernel_size)
         ]
@@ -125,104 +147,57 @@ class DeltaNets:
             )
             for i, tap in enumerate(numbers)
         ]
-        return silu(reduce(op.add, of_taps)), op.gather(rest, numbers[-1], int_(0))
+        out = reduce(op.add, of_taps)
+        if net.conv1d.bias is not None:
+            out = op.add(out, op.constant(self._float(f"{name}.conv1d.bias").numpy()))
+        return silu(out), op.gather(rest, numbers[-1], int_(0))
 
-    def _heads(self, name: str, net: Any, states: Any, rest: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Queries, keys and values by head, [n, R, heads, 8, width] each, and decay and step of
-        each head, [n, R, heads, 8, 1]. states, rest: see `_convolved`."""
-        num, each = net.num_v_heads, net.num_v_heads // net.num_k_heads
-        widths = ints(net.key_dim, net.key_dim, net.value_dim)
-        parts = op.variadic_split(states, int_(-1), widths).outputs()
-        queries, keys = (
-            self._repeated(_unit(self._by_head(part, net.num_k_heads, net.head_k_dim)), each)
-            for part in parts[:2]
+    def _decays(self, name: str, steps: Any) -> Decays:
+        """steps: [n, R, heads, 8, 1], 0 where there is no token."""
+        rates = self._of_heads(-self._float(f"{name}.A_log").exp())
+        total = op.cum_sum(op.multiply(steps, rates), int_(3))
+        along = op.transpose(total, ints(0, 1, 2, 4, 3))
+        between = op.exp(op.minimum(op.subtract(total, along), float_(0.0)))
+        lower = np.tril(np.ones((TILE, TILE), np.float32))
+        ends = self.inputs[TILE_ENDS]
+        of_tile = op.multiply(op.slice(total, ints(TILE - 1), ints(TILE), ints(1), ints(3)), ends)
+        remaining = op.minimum(op.subtract(of_tile, total), float_(0.0))
+        return Decays(
+            op.exp(total),
+            op.multiply(between, op.constant(lower)),
+            op.multiply(op.exp(remaining), ends),
+            op.exp(of_tile),
         )
-        queries = op.multiply(queries, float_(net.head_k_dim**-0.5))
-        values = self._by_head(parts[2], num, net.head_v_dim)
-        beta, step = op.split(self._by_head(rest, 2 * num, 1), int_(2), 2).outputs()
-        rate = -self._products.weights.stored(f"{name}.A_log").float().exp()
-        bias = self._products.weights.stored(f"{name}.dt_bias").float()
-        rate, bias = (op.constant(each.view(1, 1, num, 1, 1).numpy()) for each in (rate, bias))
-        decay = op.multiply(op.softplus(op.add(step, bias)), rate)
-        is_there = self.inputs[TILE_TOKENS]
-        decay, beta = op.multiply(decay, is_there), op.multiply(op.sigmoid(beta), is_there)
-        return queries, keys, values, decay, beta
+
+    def _steps(self, name: str, given: Any) -> Any:
+        """given: [n, R, heads, 8, 1]. Returns the same shape."""
+        return op.softplus(op.add(given, self._of_heads(self._float(f"{name}.dt_bias"))))
+
+    def _float(self, name: str) -> torch.Tensor:
+        return self._products.weights.stored(name).float()
+
+    def _of_heads(self, numbers: torch.Tensor) -> Any:
+        """[heads] -> [1, 1, heads, 1, 1]"""
+        return op.constant(numbers.view(1, 1, -1, 1, 1).numpy())
 
     def _by_head(self, states: Any, num_heads: int, width: int) -> Any:
         """[n, R, 8, heads * width] -> [n, R, heads, 8, width]"""
         shape = ints(0, 0, 0, num_heads, width)
         return op.transpose(op.reshape(states, shape, special_zero=True), ints(0, 1, 3, 2, 4))
 
-    def _repeated(self, states: Any, num: int) -> Any:
-        """[n, R, heads, 8, width] -> [n, R, heads * num, 8, width]: for each head of values. Those
-        of GGUF files take the heads of keys in turns."""
-        if num == 1:
-            return states
-        heads = np.arange(states.get_output_partial_shape(0)[2].get_length())
-        numbers = np.tile(heads, num) if self._is_tiled else np.repeat(heads, num)
-        return op.gather(states, op.constant(numbers), int_(2))
-
-    def _through_tiles(
-        self, queries: Any, keys: Any, values: Any, decay: Any, beta: Any, states: Any
+    def _loop(
+        self,
+        states: Any,
+        sliced: Sequence[Any],
+        shapes: Sequence[tuple[int, ...]],
+        of_tile: Callable[..., tuple[Any, Any]],
     ) -> tuple[Any, Any]:
-        """The outputs of all tokens, [n, R, heads, 8, value width], and the states behind the last
-        whole tile.
-
-        Of a tile with the state S before it: token t adds u_t k_t^T, and u_t depends on those
-        before it. With the decay d_st from token s to t, and c_t from the tile's begin to t,
-
-            u_t = beta_t (v_t - c_t S k_t - sum over s < t of d_st (k_t k_s) u_s)
-
-        is a triangular system, whose inverse (1 + A)^-1 = (1 + A^4) (1 + A^2) (1 - A) does not
-        depend on S.
-        """
-        total = op.cum_sum(decay, int_(3))
-        along = op.transpose(total, ints(0, 1, 2, 4, 3))
-        between = op.exp(op.minimum(op.subtract(total, along), float_(0.0)))
-        lower = np.tril(np.ones((TILE, TILE), np.float32))
-        since_begin = op.exp(total)
-        by_keys = op.multiply(op.matmul(keys, keys, False, True), between)
-        power = op.multiply(
-            op.multiply(by_keys, beta), op.constant(np.eye(TILE, dtype="f4") - lower)
-        )
-        both = op.multiply(op.concat([values, op.multiply(keys, since_begin)], -1), beta)
-        num = 1
-        while True:
-            both = op.add(both, op.matmul(power, both, False, False))
-            if (num := 2 * num) == TILE:
-                break
-            power = op.matmul(power, power, False, False)
-        widths = ints(*reversed(self._shapes.delta[1:]))
-        own, by_state = op.variadic_split(both, int_(-1), widths).outputs()
-        by_queries = op.multiply(op.matmul(queries, keys, False, True), between)
-        by_queries = op.multiply(by_queries, op.constant(lower))
-        readers = op.concat([by_state, op.multiply(queries, since_begin)], 3)
-        ends = self.inputs[TILE_ENDS]
-        of_tile = op.multiply(op.slice(total, ints(TILE - 1), ints(TILE), ints(1), ints(3)), ends)
-        remaining = op.minimum(op.subtract(of_tile, total), float_(0.0))
-        until_end = op.multiply(op.exp(remaining), ends)
-        sliced = [readers, own, by_queries, op.multiply(keys, until_end), op.exp(of_tile)]
-        return self._loop(op.gather(states, self.inputs[SLOTS], int_(0)), sliced)
-
-    def _loop(self, states: Any, sliced: list[Any]) -> tuple[Any, Any]:
-        """One tile of all rows after the other. sliced: readers of the state [n, R, heads, 16, key
-        width], the tokens' own u, what outputs take of them, keys times decay, and the tile's."""
-        heads, key_width, value_width = self._shapes.delta
-        shapes = [
-            (2 * TILE, key_width),
-            (TILE, value_width),
-            (TILE, TILE),
-            (TILE, key_width),
-            (1, 1),
-        ]
-        before = op.parameter([-1, heads, key_width, value_width], np.float32)
-        given = [op.parameter([1, -1, heads, *shape], np.float32) for shape in shapes]
-        readers, own, by_queries, keys, decay = (op.squeeze(each, int_(0)) for each in given)
-        read = op.matmul(readers, before, False, False)
-        of_state, of_queries = op.split(read, int_(2), 2).outputs()
-        added = op.subtract(own, of_state)
-        out = op.add(of_queries, op.matmul(by_queries, added, False, False))
-        after = op.add(op.multiply(before, decay), op.matmul(keys, added, True, False))
+        """One tile of all rows after the other. states: before the first tile. sliced: what a tile
+        reads, [n, R, *shape] each. of_tile: takes the state before a tile and its own part of
+        these, and returns the state after it and the outputs of its tokens."""
+        before = op.parameter([-1, *self._shapes.delta], np.float32)
+        given = [op.parameter([1, -1, *shape], np.float32) for shape in shapes]
+        after, out = of_tile(before, *(op.squeeze(each, int_(0)) for each in given))
         goes_on = op.constant(np.array(True))
         results = [op.result(each) for each in (goes_on, after, op.unsqueeze(out, int_(0)))]
         loop = op.loop(self._loops, goes_on)
@@ -235,15 +210,6 @@ class DeltaNets:
         outputs = loop.get_concatenated_slices(results[2].input_value(0), 0, 1, 1, -1, 0)
         return outputs, loop.get_iter_value(results[1].input_value(0), -1)
 
-    def _gated(self, name: str, net: Any, out: Any, gate: Any, silu: Any) -> Any:
-        """[N, heads * width]: each head's output, [N, heads, width], normed and multiplied."""
-        mean = op.reduce_mean(op.power(out, float_(2.0)), ints(-1), keep_dims=True)
-        inverse = op.divide(float_(1.0), op.sqrt(op.add(mean, float_(net.layer_norm_epsilon))))
-        weight = self._products.stored(self._products.weights.stored(f"{name}.norm.weight"))
-        normed = op.multiply(op.multiply(out, inverse), weight)
-        flat = op.reshape(normed, ints(0, net.value_dim), special_zero=True)
-        return op.multiply(flat, silu(gate))
-
 
 def _finite(given: Any) -> tuple[Any, Any]:
     """given: [N, width]. The same with zeros for tokens that are not finite, because in products
@@ -252,11 +218,3 @@ def _finite(given: Any) -> tuple[Any, Any]:
     not_finite = op.reduce_sum(op.subtract(given, given), ints(1), keep_dims=True)
     kept = op.select(op.equal(not_finite, float_(0.0)), given, float_(0.0))
     return kept, op.unsqueeze(not_finite, int_(2))
-
-
-def _unit(states: Any) -> Any:
-    """Each vector with length 1."""
-    length = op.sqrt(
-        op.add(op.reduce_sum(op.multiply(states, states), ints(-1), True), float_(EPS))
-    )
-    return op.divide(states, length)

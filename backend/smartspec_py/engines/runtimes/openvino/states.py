@@ -1,4 +1,4 @@
-"""The states of gated delta nets, see `recurrent`: which a pass reads, and which it leaves.
+"""The states of layers that have them, see `recurrent`: which a pass reads, and which it leaves.
 
 Of each row, the states at the last whole tiles are kept, and inputs of the convolution for the last
 tokens. So drafts can be taken back: the next pass computes from an earlier tile on again.
@@ -164,7 +164,7 @@ class States:
         return {name: np.asarray(given[name], dtype) for name, (_, dtype) in INPUTS.items()}
 
     def finish(self, results: Sequence[NDArray[Any]]) -> None:
-        """Keep what a pass gave: see `recurrent.DeltaNets`."""
+        """Keep what a pass gave: see `recurrent.TiledNets`."""
         ends = [(part, max(part.row.position, part.end - self._num_past)) for part in self._parts]
         places = np.concatenate(
             [self._places(part.row.row, np.arange(least, part.end)) for part, least in ends]
