@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from smartspec_py.engines.checkpoints.adapters import linear_layers
 from smartspec_py.engines.checkpoints.checks import (
     GEMMA_4,
+    GRANITE_4,
     LFM2,
     MODELS,
     OPENVINO_ONLY,
@@ -96,6 +96,8 @@ def make_config(kind: str, **more: Any) -> PreTrainedConfig:
         rope = {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
         layers = ["linear_attention", "full_attention"]
         sizes |= {"layer_types": layers, "rope_parameters": rope}
+    if kind == GRANITE_4:
+        sizes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 8}
     if kind in LFM2:
         sizes["layer_types"] = ["conv", "full_attention"]
     if kind == "lfm2_moe":
@@ -343,68 +345,6 @@ def test_the_language_model_of_one_that_reads_images(
     save_file(weights | twice, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"have both .*norm\.weight"):
         load(own)
-
-
-GRANITE_4 = {
-    "layer_types": ["full_attention"] * 2,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 0,
-    "position_embedding_type": "rope",
-    "intermediate_size": 40,
-    "shared_intermediate_size": 48,
-    "mamba_n_heads": 8,
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.3,
-    "attention_multiplier": 0.2,
-    "logits_scaling": 4.0,
-    "rms_norm_eps": 1e-2,
-    "rope_theta": 1e6,
-    "attention_bias": True,
-}
-
-
-@pytest.mark.parametrize("load", [load_runner, load_openvino_runner])
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_granite_4_is_served_as_granite(
-    tmp_path: Path, is_tied: bool, load: Callable[[RunnerConfig], Runner]
-) -> None:
-    """Published files name its layers `attention`."""
-    settings = SIZES | GRANITE_4 | {"tie_word_embeddings": is_tied}
-    config = CONFIG_MAPPING["granitemoehybrid"](**settings)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.inference_mode():
-        for weight in model.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
-        expected = model(torch.tensor([TOKENS])).logits[0]
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    document = json.loads(path.read_text()) | {"layer_types": ["attention"] * 2}
-    path.write_text(json.dumps(document))
-    check_model("the target", tmp_path)
-    own = RunnerConfig(tmp_path, torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
-    found = load(own).forward([RowInput(0, 0, TOKENS, len(TOKENS), len(TOKENS))]).logits
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "text"),
-    [
-        ("num_local_experts", 8, "8 in its config.json, which must be 0"),
-        ("num_local_experts", None, "None in its config.json, which must be 0"),
-        ("layer_types", ["mamba", "attention"], "which must be a list of attention or full"),
-        ("layer_types", None, "None in its config.json, which must be a list"),
-        ("position_embedding_type", "nope", "'nope' in its config.json, which must be 'rope'"),
-        ("position_embedding_type", None, "None in its config.json, which must be 'rope'"),
-    ],
-)
-def test_other_models_of_granite_4_are_refused(
-    tmp_path: Path, field: str, value: Any, text: str
-) -> None:
-    document = {"model_type": "granitemoehybrid"} | GRANITE_4 | {field: value}
-    (tmp_path / "config.json").write_text(json.dumps(document))
-    with pytest.raises(ModelError, match=f"the target has the {field} .*{text}"):
-        check_model("the target", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

@@ -23,6 +23,7 @@ from quantised_files import gptq_settings, gptq_tensors
 from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
@@ -102,6 +103,16 @@ CONFIGS = {
         linear_key_head_dim=48,
         linear_num_value_heads=4,
         linear_value_head_dim=32,
+    ),
+    "states of Mamba 2": GraniteMoeHybridConfig(
+        **SIZES,
+        layer_types=["linear_attention", "full_attention"],
+        mamba_n_heads=6,
+        mamba_d_head=64,
+        mamba_d_state=48,
+        num_local_experts=0,
+        shared_intermediate_size=1152,
+        position_embedding_type="nope",
     ),
     "convolutions": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
     "no groups": LlamaConfig(
@@ -323,7 +334,8 @@ CASES = [
 WHOLE = ("gemma4, window 50", "phi3", "qwen2", "wide")
 """With products of whole numbers, the others are computed in float32."""
 
-ODD, OF_ODD = ("convolutions", "experts", "recurrent"), ("stored", "int8", "whole")
+ODD = ("convolutions", "experts", "recurrent", "states of Mamba 2")
+OF_ODD = ("stored", "int8", "whole")
 """Computed in float32, with any weights."""
 
 

@@ -24,6 +24,7 @@ from smartspec_py.engines.checkpoints.adapter_config import (
 )
 from smartspec_py.engines.checkpoints.checks import ModelError
 from smartspec_py.engines.checkpoints.config import model_without_weights
+from smartspec_py.engines.checkpoints.experts import OF_SHARED, SHARED_MLP, linear_shapes
 from smartspec_py.engines.checkpoints.head_files import load_tensors
 from smartspec_py.engines.checkpoints.tensors import (
     LANGUAGE_MODEL,
@@ -103,12 +104,12 @@ def linear_layers(hf_config: Any) -> dict[str, tuple[int, int]]:
     """Names and shapes [out, in] of the linear layers of a model that adapters can change: without
     its output layer, and those that choose experts."""
     model = model_without_weights(hf_config)
+    output = model.get_output_embeddings()
+    left_out = {name for name, layer in model.named_modules() if layer is output}
     return {
-        name: (layer.out_features, layer.in_features)
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear)
-        and layer is not model.get_output_embeddings()
-        and not name.endswith(ROUTER)
+        name: shape
+        for name, shape in linear_shapes(model).items()
+        if name not in left_out and not name.endswith(ROUTER)
     }
 
 
@@ -125,7 +126,7 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
             continue
         found = MATRIX.fullmatch(key)
         layer = LANGUAGE_MODEL.sub(r"\1", found[1]) if found else ""
-        parts = _as_served(layer, tensor, found[2]) if found else {}
+        parts = _as_served(layer, tensor, found[2], layers) if found else {}
         if found is None or not parts.keys() <= layers.keys():
             raise ModelError(
                 f"{folder} has the tensor {key}, which is no matrix A or B of a linear layer of "
@@ -160,12 +161,16 @@ def load_adapter(name: str, folder: Path, layers: Mapping[str, tuple[int, int]])
     return Adapter(name, config.rank, pairs)
 
 
-def _as_served(layer: str, matrix: torch.Tensor, kind: str) -> dict[str, torch.Tensor]:
+def _as_served(
+    layer: str, matrix: torch.Tensor, kind: str, layers: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
     """The matrices of a layer, by the names that it has here. Granite 4 names its MLP otherwise,
-    and has the rows of gate and up in one layer: see `tensors`."""
-    name = ".shared_mlp.input_linear"
-    if not layer.endswith(name) or not matrix.ndim:
-        return {layer.replace(".shared_mlp.output_linear", ".mlp.down_proj"): matrix}
-    halves = (matrix, matrix) if kind == "A" else matrix.tensor_split(2)
-    names = [f"{layer.removesuffix(name)}.mlp.{part}_proj" for part in ("gate", "up")]
-    return dict(zip(names, halves, strict=True))
+    and has the rows of gate and up in one layer: see `tensors` and `experts`. layers: of the
+    target."""
+    begin, _, part = layer.rpartition(SHARED_MLP)
+    parts = OF_SHARED.get(f"{part}.weight", ())
+    if not parts or not matrix.ndim:
+        return {layer: matrix}
+    mlp = begin + SHARED_MLP if f"{begin}{SHARED_MLP}down_proj" in layers else f"{begin}.mlp."
+    each = [matrix] * len(parts) if kind == "A" else matrix.tensor_split(len(parts))
+    return {f"{mlp}{part}": rows for part, rows in zip(parts, each, strict=True)}

@@ -39,6 +39,7 @@ MODELS = {
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "helium": "HeliumForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
@@ -85,7 +86,11 @@ GEMMA_4 = ("gemma4_text", "gemma4_unified_text")
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 """Types of models that draft for these, see `drafts.assistant`."""
 
-OPENVINO_ONLY = (*RECURRENT, *LFM2, GPT_OSS, *GEMMA_4)
+GRANITE_MOE, GRANITE_4 = "granitemoe", "granitemoehybrid"
+"""Granite with experts, and Granite 4, whose layers may also have states of Mamba 2. One of the
+second type that has neither is served as `granite`: see `config.text_config` and `tensors`."""
+
+OPENVINO_ONLY = (*RECURRENT, *LFM2, GPT_OSS, *GEMMA_4, GRANITE_4)
 """Those of MODELS that PyTorch does not compute."""
 
 WITH_IMAGES = {
@@ -101,9 +106,7 @@ WITH_IMAGES = {
 describes as text_config, is served alone."""
 
 ATTENTION = ("attention", "full_attention")
-GRANITE_4 = "granitemoehybrid"
-"""Granite 4. Models without experts and state layers compute what `granite` does, and are served as
-that: see `config.text_config` and `tensors`."""
+"""In `layer_types` of Granite 4."""
 
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles depend only on the position. With others, such as dynamic,
@@ -252,15 +255,12 @@ def check_model(name: str, folder: Path) -> None:
             "that it was trained for as the target"
         )
     kind, known = document.get("model_type"), MODELS | WITH_IMAGES
-    known[GRANITE_4] = "GraniteMoeHybridForCausalLM"
     if not isinstance(kind, str) or kind not in known or (classes and known[kind] not in classes):
         raise ModelError(
             f"{name} has the model_type {cut(kind)} and the class "
             f"{cut(', '.join(classes)) or 'not given'}, which the local engine does not serve: use "
             f"a causal language model of one of these types: {', '.join(known)}"
         )
-    if kind == GRANITE_4:
-        _check_granite_4(name, document)
     settings = document
     if kind in WITH_IMAGES:
         settings = _dict(document.get("text_config"))
@@ -277,19 +277,6 @@ def check_model(name: str, folder: Path) -> None:
                     f"config.json), which is not supported: use a model with one of these types: "
                     f"{', '.join(SERVED_ROTATIONS)}"
                 )
-
-
-def _check_granite_4(name: str, document: Mapping[str, Any]) -> None:
-    layers = document.get("layer_types")
-    has_attention = isinstance(layers, list) and {*map(str, layers)} <= {*ATTENTION}
-    for field, is_right, rule in (
-        ("num_local_experts", document.get("num_local_experts") == 0, "0"),
-        ("layer_types", has_attention, f"a list of {' or '.join(ATTENTION)}"),
-        ("position_embedding_type", document.get("position_embedding_type") == "rope", "'rope'"),
-    ):
-        if not is_right:
-            rule = f"{rule}, because the local engine serves no other Granite 4"
-            raise wrong_field(name, field, document.get(field), rule, "use Granite 4.0 Micro")
 
 
 def wrong_field(
@@ -402,6 +389,15 @@ def model_type(name: str, folder: Path) -> Any:
 def has_other_names(name: str, folder: Path) -> bool:
     """Whether the files have other tensors than the model that is served. Raises ModelError."""
     return model_type(name, folder) in (*WITH_IMAGES, GRANITE_4)
+
+
+def is_plain_granite(document: Mapping[str, Any]) -> bool:
+    """Whether a Granite 4 has neither experts nor states, and rotates. document: of config.json."""
+    return (
+        set(document.get("layer_types") or [None]) <= {*ATTENTION}
+        and document.get("num_local_experts") == 0
+        and document.get("position_embedding_type") == "rope"
+    )
 
 
 def quantization(name: str, folder: Path) -> Any:

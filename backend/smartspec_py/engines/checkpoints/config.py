@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, GRANITE_4, ModelError, read_json
+from smartspec_py.engines.checkpoints.checks import (
+    GEMMA_4,
+    GRANITE_4,
+    ModelError,
+    is_plain_granite,
+    read_json,
+)
 from smartspec_py.engines.checkpoints.recurrent import num_key_layers
 from smartspec_py.engines.checkpoints.rope import IS_OLD, fix_longrope, use_new_rope
 
@@ -18,7 +24,7 @@ def text_config(folder: Path) -> Any:
     """The Transformers config of the language model in this directory, with the defaults of its
     class. It may raise any exception of Transformers."""
     whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if whole.model_type == GRANITE_4:
+    if whole.model_type == GRANITE_4 and is_plain_granite(whole.to_dict()):
         return _as_granite(whole)
     config = whole.get_text_config()
     document = read_json(str(folder), folder, "config.json") or {}

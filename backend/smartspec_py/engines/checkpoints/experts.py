@@ -11,14 +11,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.checks import GRANITE_4, GRANITE_MOE, ModelError
 
-TYPES = ("gpt_oss", "lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
+TYPES = (
+    *("gpt_oss", GRANITE_MOE, "lfm2_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text"),
+    "qwen3_moe",
+)
 """Types of models with experts whose files have these names."""
 
 
 def has_experts(hf_config: Any) -> bool:
-    """Whether a model with this config has experts. Of Gemma 4, some have."""
+    """Whether a model with this config has experts. Of Gemma 4 and Granite 4, some have."""
+    if hf_config.model_type == GRANITE_4:
+        return bool(hf_config.num_local_experts)
     return hf_config.model_type in TYPES or bool(getattr(hf_config, "enable_moe_block", False))
 
 
@@ -27,6 +32,13 @@ EXPERTS = ".experts."
 
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The matrices of an expert in a tensor of Transformers."""
+
+SHARED_MLP = ".shared_mlp."
+OF_SHARED = {
+    "input_linear.weight": ("gate_proj", "up_proj"),
+    "output_linear.weight": ("down_proj",),
+}
+"""The matrices of the MLP of all tokens in a tensor of Granite 4."""
 
 OF_MIXTRAL = {
     ".block_sparse_moe.": ".mlp.",
@@ -88,6 +100,11 @@ class ByExpert(Mapping[str, torch.Tensor]):
         self._tensors = tensors
         self._places: dict[str, _Place] = {}
         for name in tensors:
+            mlp, _, part = name.rpartition(SHARED_MLP)
+            if part in OF_SHARED:
+                names = [f"{mlp}{SHARED_MLP}{matrix}.weight" for matrix in OF_SHARED[part]]
+                self._add(names, _Place(name))
+                continue
             mlp, _, part = name.rpartition(EXPERTS)
             end = next(end for end in ENDS if part.endswith(end))
             part = part.removesuffix(end)
@@ -114,7 +131,9 @@ class ByExpert(Mapping[str, torch.Tensor]):
         place = self._places[name]
         tensor = self._tensors[place.tensor]
         if place.expert is None:
-            return tensor[:, place.part :: place.num_parts] if place.takes_turns else tensor
+            if place.takes_turns:
+                return tensor[:, place.part :: place.num_parts]
+            return tensor if place.num_parts == 1 else tensor.chunk(place.num_parts)[place.part]
         rows = tensor[place.expert].T if place.is_transposed else tensor[place.expert]
         if place.takes_turns:
             return rows[place.part :: place.num_parts]
@@ -125,6 +144,18 @@ class ByExpert(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
+    """Names and shapes [out, in] of the linear layers of a model of Transformers, with the names of
+    `ByExpert`."""
+    weights = {
+        f"{name}.weight": layer.weight
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear)
+    }
+    shapes = {name: weight.shape for name, weight in ByExpert(weights).items()}
+    return {name.removesuffix(".weight"): (num, width) for name, (num, width) in shapes.items()}
 
 
 def _check_dimensions(name: str, shape: Sequence[int], num: int) -> None:

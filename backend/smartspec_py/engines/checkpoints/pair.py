@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from smartspec_py.engines.checkpoints.checks import (
     GEMMA_4,
     GPT_OSS,
+    GRANITE_4,
     LFM2,
     RECURRENT,
     ModelError,
@@ -216,7 +217,7 @@ def _check_layers(name: str, config: Any, max_context_len: int | None) -> None:
     longest = max_context_len or getattr(config, "max_position_embeddings", None)
     layers = set(getattr(config, "layer_types", None) or ())
     layers -= {"full_attention", "sliding_attention"}
-    if config.model_type in RECURRENT:
+    if config.model_type in (*RECURRENT, GRANITE_4):
         layers.discard(LINEAR_ATTENTION)
     if config.model_type in LFM2:
         layers.discard(CONV)

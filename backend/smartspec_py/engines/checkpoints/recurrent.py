@@ -66,6 +66,11 @@ def state_shapes(hf_config: Any) -> StateShapes | None:
     num_layers = layers.count(LINEAR_ATTENTION)
     if not num_layers:
         return None
+    if hasattr(hf_config, "mamba_n_heads"):
+        num_heads, key_width = hf_config.mamba_n_heads, hf_config.mamba_d_state
+        width = num_heads * hf_config.mamba_d_head + 2 * hf_config.mamba_n_groups * key_width
+        delta = num_heads, key_width, hf_config.mamba_d_head
+        return StateShapes(num_layers, delta, width + num_heads, hf_config.mamba_d_conv)
     key_width = hf_config.linear_key_head_dim
     num_values, value_width = hf_config.linear_num_value_heads, hf_config.linear_value_head_dim
     convolved = 2 * hf_config.linear_num_key_heads * key_width + num_values * value_width

@@ -5,9 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, settings_of_rotations, wrong_field
+from smartspec_py.engines.checkpoints.checks import (
+    GEMMA_4,
+    GRANITE_4,
+    settings_of_rotations,
+    wrong_field,
+)
 from smartspec_py.engines.checkpoints.recurrent import TILE
 
+OF_MAMBA = (
+    "mamba_n_heads",
+    "mamba_n_groups",
+    "mamba_d_state",
+    "mamba_d_head",
+    "mamba_d_conv",
+    "mamba_expand",
+)
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -25,6 +38,7 @@ SIZES = (
     "linear_value_head_dim",
     "linear_num_key_heads",
     "linear_num_value_heads",
+    *OF_MAMBA,
 )
 """Fields of a configuration that count something, if they are there."""
 
@@ -63,6 +77,8 @@ def check_sizes(name: str, config: Any) -> None:
             raise wrong_field(name, field, value, f"a whole number in 1..{MOST_SIZE}")
     if is_gemma_4:
         _check_gemma_4(name, config)
+    if getattr(config, "model_type", None) == GRANITE_4:
+        _check_granite_4(name, config)
     _check_experts(name, config)
     num_keys = getattr(config, "linear_num_key_heads", None)
     if num_keys and config.linear_num_value_heads % num_keys:
@@ -112,6 +128,18 @@ def _check_gemma_4(name: str, config: Any) -> None:
         if type(num_keys) is not int or num_keys <= 0 or num_heads % num_keys:
             rule = f"a whole number above 0 that divides the {num_heads} num_attention_heads"
             raise wrong_field(name, "num_global_key_value_heads", num_keys, rule)
+
+
+def _check_granite_4(name: str, config: Any) -> None:
+    """Transformers has checked that the heads have the width that mamba_expand gives."""
+    if config.mamba_n_heads % config.mamba_n_groups:
+        rule = f"a whole number that divides the {config.mamba_n_heads} mamba_n_heads"
+        raise wrong_field(name, "mamba_n_groups", config.mamba_n_groups, rule)
+    if config.mamba_d_conv > TILE:
+        raise wrong_field(name, "mamba_d_conv", config.mamba_d_conv, f"a whole number in 1..{TILE}")
+    limit = config.time_step_limit
+    if limit is not None and not (len(limit) == 2 and 0 <= limit[0] <= limit[1]):
+        raise wrong_field(name, "time_step_limit", limit, "two numbers from 0, the smaller first")
 
 
 def _check_experts(name: str, config: Any) -> None:

@@ -17,9 +17,11 @@ from safetensors import SafetensorError, safe_open
 
 from smartspec_py.engines.checkpoints.checks import (
     GRANITE_4,
+    GRANITE_MOE,
     WITH_IMAGES,
     ModelError,
     first_line,
+    is_plain_granite,
     model_type,
     quantization,
     read_json,
@@ -46,6 +48,13 @@ LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 OWN_HEAD = re.compile(r"^mtp\.")
 """Beginning of names in Qwen3.5: of a head that drafts, which is not read."""
 
+OF_GRANITE = {
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+    ".block_sparse_moe.router.layer.weight": ".block_sparse_moe.router.weight",
+}
+"""Ends of names in files of Granite, and what they are in Transformers."""
+
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -65,7 +74,10 @@ def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
         files = _LanguageModel(files)
     if settings := quantization(str(folder), folder):
         files = QuantizedTensors(ByExpert(files), settings)
-    return _Granite4(files) if kind == GRANITE_4 else files
+    if kind in (GRANITE_MOE, GRANITE_4):
+        document = read_json(str(folder), folder, "config.json") or {}
+        return _Granite(files, kind == GRANITE_4 and is_plain_granite(document))
+    return files
 
 
 def _bin_files(folder: Path, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
@@ -159,15 +171,20 @@ class _LanguageModel(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-class _Granite4(Mapping[str, torch.Tensor]):
-    """Of a Granite 4, the tensors of its MLPs by their names in a Granite: the rows of gate and up
-    are those of one matrix."""
+class _Granite(Mapping[str, torch.Tensor]):
+    """The tensors of a Granite with experts or of a Granite 4 by the names of Transformers. Of a
+    plain one, those of its MLPs by their names in a `granite`: the rows of gate and up are those of
+    one matrix."""
 
-    def __init__(self, files: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, files: Mapping[str, torch.Tensor], is_plain: bool) -> None:
         self._files = files
         self._places: dict[str, tuple[str, int | None]] = {}
         for name in files:
-            if ".shared_mlp.input_linear." in name:
+            if not is_plain:
+                end = next((end for end in OF_GRANITE if name.endswith(end)), "")
+                served = name.removesuffix(end) + OF_GRANITE.get(end, "")
+                self._places[served] = name, None
+            elif ".shared_mlp.input_linear." in name:
                 for half, part in enumerate(("gate_proj", "up_proj")):
                     served = name.replace("shared_mlp.input_linear", f"mlp.{part}")
                     self._places[served] = name, half

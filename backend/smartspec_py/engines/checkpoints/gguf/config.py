@@ -16,6 +16,13 @@ from typing import Any
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_config
 from smartspec_py.engines.checkpoints.gguf.gpt_oss import GPT_OSS, gpt_oss_config
+from smartspec_py.engines.checkpoints.gguf.granite import (
+    GRANITE_4,
+    GRANITE_MOE,
+    SSM,
+    factors,
+    granite_config,
+)
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.engines.checkpoints.gguf.lfm2 import LFM2, LFM2_MOE, lfm2_config
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
@@ -40,6 +47,8 @@ MODELS = {
     "gemma4": (GEMMA_4, "Gemma4ForCausalLM"),
     "gpt-oss": (GPT_OSS, "GptOssForCausalLM"),
     "granite": (GRANITE, "GraniteForCausalLM"),
+    "granitehybrid": (GRANITE_4, "GraniteMoeHybridForCausalLM"),
+    "granitemoe": (GRANITE_MOE, "GraniteMoeForCausalLM"),
     "lfm2": (LFM2, "Lfm2ForCausalLM"),
     "lfm2moe": (LFM2_MOE, "Lfm2MoeForCausalLM"),
     "mistral3": (MINISTRAL, "Ministral3ForCausalLM"),
@@ -79,9 +88,6 @@ LLAMA3 = {
 }
 """The rotary settings of these models. A file has only the divisors that follow from them."""
 
-SSM = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
-"""Fields of layers with a state, which Granite 4 has also without such layers."""
-
 GEMMA_LARGEST = {GEMMA_2: 46, GEMMA_3: 62}
 """Layers of the largest of each, whose attention is scaled in another way."""
 
@@ -107,9 +113,15 @@ def read_config(fields: Fields, architecture: str, tensors: Tensors) -> dict[str
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     own = {LFM2: lfm2_config, LFM2_MOE: lfm2_config, GPT_OSS: _gpt_oss}
-    if model_type == GEMMA_4 or model_type in own:
-        is_gemma = model_type == GEMMA_4
-        config |= _gemma_4(of, config, tensors) if is_gemma else own[model_type](of, config)
+    with_tensors = {
+        GEMMA_4: _gemma_4,
+        **dict.fromkeys((GRANITE_MOE, GRANITE_4), _granite_moe),
+    }
+    if model_type in with_tensors or model_type in own:
+        if model_type in own:
+            config |= own[model_type](of, config)
+        else:
+            config |= with_tensors[model_type](of, config, tensors)
         _check_unused(of)
         return config
     config |= _heads(of) | {
@@ -178,18 +190,16 @@ def _num_kv_heads(of: Fields, num_heads: int) -> int:
     return int(of.numbers(key, len(by_layer), 1, num_heads)[0])
 
 
-def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The factors of Granite."""
+def _granite(of: Fields, config: Mapping[str, Any]) -> dict[str, float]:
     of.only("rope.scaling.finetuned", True)
     of.only("expert_shared_feed_forward_length", config["intermediate_size"])
     of.ignore(*(f"ssm.{key}" for key in SSM))
-    factors = {
-        "embedding_multiplier": ("embedding_scale", 1.0),
-        "residual_multiplier": ("residual_scale", 1.0),
-        "attention_multiplier": ("attention.scale", config["head_dim"] ** -0.5),
-        "logits_scaling": ("logit_scale", 1.0),
-    }
-    return {name: of.number(key, default, 1e-6, 1e6) for name, (key, default) in factors.items()}
+    return factors(of, config)
+
+
+def _granite_moe(of: Fields, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    found: dict[str, Any] = granite_config(of, config, tensors)
+    return found | {"rope_scaling": _rope_scaling(of, config)}
 
 
 def _num_layers(of: Fields, num_tensors: int) -> int:

@@ -5,6 +5,7 @@ Every tensor is used, or the file is refused, as in `config`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -29,12 +30,13 @@ from smartspec_py.engines.checkpoints.gguf.config import (
 from smartspec_py.engines.checkpoints.gguf.fields import Fields
 from smartspec_py.engines.checkpoints.gguf.gemma4 import GEMMA_4, gemma_4_tensors, unused_names
 from smartspec_py.engines.checkpoints.gguf.gpt_oss import GPT_OSS, gpt_oss_tensors
+from smartspec_py.engines.checkpoints.gguf.granite import GRANITE_4, GRANITE_MOE, granite_tensors
 from smartspec_py.engines.checkpoints.gguf.header import TensorPlace
 from smartspec_py.engines.checkpoints.gguf.lfm2 import LFM2, LFM2_MOE, lfm2_tensors
 from smartspec_py.engines.checkpoints.recurrent import LINEAR_ATTENTION
 from smartspec_py.faults import ConfigError
 
-PERMUTED = ("llama", GRANITE, MINISTRAL, "smollm3")
+PERMUTED = ("llama", GRANITE, GRANITE_MOE, GRANITE_4, MINISTRAL, "smollm3")
 """Types whose rows of queries and keys are in another order in a file, see `GgufMatrix`."""
 
 PLAIN = ("F32", "F16", "BF16")
@@ -140,6 +142,8 @@ def read_places(
         wanted = [*gemma_4_tensors(config, num_tokens)]
     elif model_type in (LFM2, LFM2_MOE):
         wanted = [*lfm2_tensors(config, num_tokens)]
+    elif model_type in (GRANITE_MOE, GRANITE_4):
+        wanted = [*granite_tensors(config, num_tokens)]
     elif model_type == GPT_OSS:
         wanted = [*gpt_oss_tensors(config, num_tokens)]
     else:
@@ -162,8 +166,10 @@ def read_places(
             if kind == "ssm_a":
                 places[parameter]["is_rate"] = True
             places[parameter]["shape"] = shape
-            if part in ("ssm_conv1d", "conv"):
+            if part in ("ssm_conv1d", "conv") and kind == "weight":
                 places[parameter]["shape"] = [shape[0], 1, shape[1]]
+            if "ssm_norm" in name or kind in ("ssm_a", "ssm_d"):  # Mamba 2 has a second dimension
+                places[parameter]["shape"] = [math.prod(shape)]
         elif kind == "bias" and part not in parts_with_bias:
             places[parameter] = {"type": ZEROS, "shape": shape}
         else:

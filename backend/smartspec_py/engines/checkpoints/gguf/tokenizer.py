@@ -74,7 +74,7 @@ END_NAMES = {
     "gemma3": ("<end_of_turn>",),
     "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
     "gpt-oss": ("<|return|>", "<|call|>", "<|endoftext|>"),
-    "granite": (),
+    **dict.fromkeys(("granite", "granitehybrid", "granitemoe"), ()),
     "lfm2": (),
     "lfm2moe": (),
     "mistral3": (),

@@ -33,6 +33,7 @@ from smartspec_py.engines.runtimes.openvino.model_types import (
     activation,
     attention_window,
     granite_factor,
+    has_attention,
     has_output_gate,
     is_rotated,
     is_stored_less_one,
@@ -73,7 +74,7 @@ class DecoderGraph:
         self.max_len, self.num_threads = max_len, num_threads
         layers = model.model.layers
         attending = layers_with_keys(model)
-        recurrent = [i for i, layer in enumerate(layers) if not hasattr(layer, "self_attn")]
+        recurrent = [i for i, layer in enumerate(layers) if not has_attention(layer)]
         self._places = {
             index: place for kind in (attending, recurrent) for place, index in enumerate(kind)
         }
@@ -95,14 +96,20 @@ class DecoderGraph:
         if self.nets is not None:
             self.inputs |= self.nets.inputs
             self.caches += self.nets.layers
-        own = getattr(model.model, "rotary_emb", None) or model.model.pos_emb
-        rotary = type(own)(config)  # on the CPU, wherever the model is
-        kinds = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
-        self.rotations = {
-            kind: self._by_position(rotation_table(rotary, max_len, kind)) for kind in kinds
-        }
+        self.rotations = self._rotations(model.model)
         factors = query_factors(config, max_len)
         self.query_factors = None if factors is None else self._of_tokens(factors[:, None])
+
+    def _rotations(self, inner: Any) -> dict[str | None, Any]:
+        """See `_rotated`, by the type of the layers; None: of all. inner: the model's layers."""
+        own = getattr(inner, "rotary_emb", None) or getattr(inner, "pos_emb", None)
+        if own is None:
+            return {None: None}
+        rotary = type(own)(self.config)  # on the CPU, wherever the model is
+        is_by_type = isinstance(rotary.rope_type, dict)
+        kinds: set[str | None] = set(self.config.layer_types) if is_by_type else {None}
+        tables = {kind: rotation_table(rotary, self.max_len, kind) for kind in kinds}
+        return {kind: self._by_position(table) for kind, table in tables.items()}
 
     def _named(self, part: str) -> str:
         return self._names.get(part, part)
@@ -157,8 +164,8 @@ class DecoderGraph:
         has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
         before_mlp = "pre_feedforward_layernorm" if has_outer_norms else "post_attention_layernorm"
         normed = self._layer_norm(name, layer, "input_layernorm", states)
-        has_keys = hasattr(layer, "self_attn")
-        out = (self._attention if has_keys else self._mixed)(index, name, layer, normed)
+        mixer = self._attention if has_attention(layer) else self._mixed
+        out = mixer(index, name, layer, normed)
         if has_outer_norms:
             out = self._layer_norm(name, layer, "post_attention_layernorm", out)
         factor = granite_factor(self.config, "residual_multiplier")

@@ -48,17 +48,17 @@ def checked_files(model: Any, hf_config: Any, config: RunnerConfig) -> CheckedTe
     files = CheckedTensors(config.path, config.dtype)
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     is_tied, names = hf_config.tie_word_embeddings, set(files)
+    of_mtp = mtp_parameters(hf_config) if config.has_mtp else {}
+    tensors = ByExpert({**model.state_dict(), **of_mtp})
     if is_tied and head in names and embedding not in names:
         files.rename(head, embedding)  # so `safetensors.torch.save_model` writes tied tensors
     for name in names:
-        if (usual := usual_name(name)) != name:
+        if name not in tensors and (usual := usual_name(name)) != name:
             files.rename(name, usual)
-    of_mtp = mtp_parameters(hf_config) if config.has_mtp else {}
     needed = {**dict(model.named_parameters()), **of_mtp}
     needed |= {name: tensor for name, tensor in model.named_buffers() if name.endswith(EXPERT_BIAS)}
     missing = set(ByExpert(needed)) - set(files)
     check_complete(missing, config.path)
-    tensors = ByExpert({**model.state_dict(), **of_mtp})
     unexpected = set(files) - set(tensors)
     unused = {name for name in unexpected if name.startswith(unused_weights(model))}
     check_used(unexpected - unused, files, config.path)

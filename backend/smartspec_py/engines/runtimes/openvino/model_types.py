@@ -10,6 +10,8 @@ from smartspec_py.engines.checkpoints import experts
 from smartspec_py.engines.checkpoints.checks import (
     GEMMA_4,
     GPT_OSS,
+    GRANITE_4,
+    GRANITE_MOE,
     LFM2,
     RECURRENT,
     SERVED_ROTATIONS,
@@ -17,16 +19,18 @@ from smartspec_py.engines.checkpoints.checks import (
 from smartspec_py.engines.checkpoints.rope import rope_of
 
 MODEL_TYPES = (
-    *("exaone4", "gemma3_text", *GEMMA_4, "granite", *LFM2, "llama", "ministral3", "mistral"),
-    *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_5_text", "seed_oss", "smollm3"),
+    *("exaone4", "gemma3_text", *GEMMA_4, "granite", GRANITE_4, *LFM2, "llama", "ministral3"),
+    *("mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_5_text", "seed_oss", "smollm3"),
     *experts.TYPES,
 )
 """Supported values of `model_type`. These models have a gated MLP, or a mixture of such experts.
 Layers may have biases, norms of queries and keys, RMS norms before or after attention and MLP, one
 matrix for several products, rotation of a part of a head or none, queries that grow with the
 position, and factors of embeddings, layers and logits. Some layers may be gated delta nets in
-place of attention, see `recurrent`; for Gemma 4, see `gemma4`, for LFM2 `lfm2` and for gpt-oss
-`gpt_oss`."""
+place of attention, see `recurrent`; for Gemma 4, see `gemma4`, for Granite with experts or states
+`granite`, for LFM2 `lfm2` and for gpt-oss `gpt_oss`."""
+
+GRANITES = ("granite", GRANITE_MOE, GRANITE_4)
 
 LARGE = 100_000_000
 """Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass of
@@ -41,7 +45,7 @@ def can_write_out(config: Any) -> bool:
     """Whether a model with this Transformers config has this layout, without other parts."""
     if config.model_type not in MODEL_TYPES:
         return False
-    if config.model_type in (*RECURRENT, *LFM2) and (
+    if config.model_type in (*RECURRENT, GRANITE_4, *LFM2) and (
         activation(config) != "silu" or "full_attention" not in config.layer_types
     ):
         return False
@@ -70,12 +74,17 @@ def activation(config: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
+def has_attention(layer: Any) -> bool:
+    """Whether a layer of Transformers has keys and values, of its own or of a layer before it."""
+    return getattr(layer, "self_attn", None) is not None
+
+
 def layers_with_keys(model: Any) -> list[int]:
     """Numbers of the layers of a model of Transformers that have keys of their own."""
     return [
         index
         for index, layer in enumerate(model.model.layers)
-        if hasattr(layer, "self_attn") and not getattr(layer.self_attn, "is_kv_shared_layer", False)
+        if has_attention(layer) and not getattr(layer.self_attn, "is_kv_shared_layer", False)
     ]
 
 
@@ -86,7 +95,7 @@ def unused_weights(model: Any) -> tuple[str, ...]:
     return tuple(
         f"model.layers.{index}.self_attn.{part}"
         for index, layer in enumerate(model.model.layers)
-        if hasattr(layer, "self_attn") and index not in has_own
+        if has_attention(layer) and index not in has_own
         for part in ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
     )
 
@@ -122,7 +131,7 @@ def is_stored_less_one(norm: Any) -> bool:
 
 def granite_factor(config: Any, name: str) -> float:
     """Of embeddings, layers or logits. Other models have none, whatever their config.json says."""
-    return float(getattr(config, name)) if config.model_type == "granite" else 1.0
+    return float(getattr(config, name)) if config.model_type in GRANITES else 1.0
 
 
 def query_factors(config: Any, max_len: int) -> torch.Tensor | None:

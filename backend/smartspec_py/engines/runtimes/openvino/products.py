@@ -20,6 +20,7 @@ import torch
 from openvino._offline_transformations import compress_model_transformation
 
 from smartspec_py.engines.checkpoints.adapters import NO_ADAPTERS, Adapters
+from smartspec_py.engines.checkpoints.experts import linear_shapes
 from smartspec_py.engines.runtimes.openvino.operators import float_, int_, ints, parameter
 from smartspec_py.engines.runtimes.openvino.weights import (
     Compressed,
@@ -94,11 +95,7 @@ class Products:
             columns = op.constant(adapters.columns.numpy())
             own = op.gather(columns, self.inputs[OWN_ADAPTERS], int_(0))
             self._own_columns = op.unsqueeze(own, int_(0))  # bool [1, N, rank]
-        self._widths = {
-            name: layer.out_features
-            for name, layer in model.named_modules()
-            if isinstance(layer, torch.nn.Linear)
-        }
+        self._widths = {name: num_rows for name, (num_rows, _) in linear_shapes(model).items()}
 
     def linear(self, names: Sequence[str], states: Any, num_rows: int | None = None) -> Any:
         """The product with the first num_rows rows of the joined weights, with what the adapters

@@ -1,7 +1,7 @@
 """Layers with a recurrent state, as operators of a graph.
 
 Such a layer has a matrix S for each head in place of the keys and values of all tokens. Each token
-changes it, and reads its output from it: see `delta_nets`. Token by token, this would
+changes it, and reads its output from it: see `delta_nets` and `mamba2`. Token by token, this would
 read and write each matrix for each token. So tokens are computed in tiles of 8, whose first token
 is at a multiple of 8 in its text. Small products give the effect of the tokens of a tile on each
 other, and S is read and written once for a tile. A pass computes each tile from its first token on,

@@ -37,7 +37,13 @@ import numpy as np
 import openvino as ov
 import torch
 
-from smartspec_py.engines.checkpoints.checks import GEMMA_4, GPT_OSS, LFM2
+from smartspec_py.engines.checkpoints.checks import (
+    GEMMA_4,
+    GPT_OSS,
+    GRANITE_4,
+    GRANITE_MOE,
+    LFM2,
+)
 from smartspec_py.engines.checkpoints.experts import ByExpert
 from smartspec_py.engines.checkpoints.recurrent import TILE, state_shapes
 from smartspec_py.engines.phases import PREPARING, begin
@@ -47,6 +53,7 @@ from smartspec_py.engines.runtimes.openvino.cache import BlockCache
 from smartspec_py.engines.runtimes.openvino.experts import NUM_TOKENS
 from smartspec_py.engines.runtimes.openvino.gemma4 import LAST, LAST_INPUTS, Gemma4Graph
 from smartspec_py.engines.runtimes.openvino.gpt_oss import GptOssGraph
+from smartspec_py.engines.runtimes.openvino.granite import GraniteGraph
 from smartspec_py.engines.runtimes.openvino.graph import DecoderGraph
 from smartspec_py.engines.runtimes.openvino.lfm2 import Lfm2Graph
 from smartspec_py.engines.runtimes.openvino.operators import share_constants
@@ -395,6 +402,8 @@ def _graph_class(hf_config: Any) -> type[DecoderGraph]:
         return Lfm2Graph
     if hf_config.model_type == GPT_OSS:
         return GptOssGraph
+    if hf_config.model_type in (GRANITE_MOE, GRANITE_4):
+        return GraniteGraph
     return Gemma4Graph if hf_config.model_type in GEMMA_4 else DecoderGraph
 
 
