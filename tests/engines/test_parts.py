@@ -29,10 +29,11 @@ def test_no_pass_has_more_tokens_with_the_copies_of_lone_prompt_tokens(
 
 
 def test_rows_with_few_tokens_do_not_wait_for_long_ones() -> None:
-    """Tiles of 8 tokens: 64, 60, 2, and 1 for each of the others."""
+    """Tiles of 8 tokens: 65, 61, 3, 2 and 1. Rows with one token change no state."""
     lengths = [1, 512, 3, 480, 16, 8, 1]
     rows = [RowInput(i, 5, range(n), num_logits=1) for i, n in enumerate(lengths)]
     passes = of_like_lengths(list(enumerate(rows)))
     assert [sorted(index for index, _ in parts) for parts in passes] == [[1, 3], [0, 2, 4, 5, 6]]
-    many = [RowInput(i, 5, range(1 + 8 * (i % 2)), num_logits=1) for i in range(30)]
-    assert len(of_like_lengths(list(enumerate(many)))) == 2
+    for length, num in [(1, 1), (3, 2)]:
+        many = [RowInput(i, 5, range(16 if i % 2 else length), num_logits=1) for i in range(30)]
+        assert len(of_like_lengths(list(enumerate(many)))) == num

@@ -27,7 +27,10 @@ from smartspec_py.engines.checkpoints.recurrent import num_key_layers, state_sha
 from smartspec_py.engines.checkpoints.sizes import check_sizes
 from smartspec_py.engines.runtimes.openvino.load import load_openvino_runner
 from smartspec_py.engines.runtimes.openvino.recurrent import (
+    ALONE,
+    ALONE_SLOTS,
     KEPT,
+    LOOPED,
     PAST,
     PLACES,
     SLOTS,
@@ -286,8 +289,8 @@ def results_of(states: States, value: float) -> list[Any]:
     """Those of a pass, all equal to the value."""
     shapes = state_shapes(make_config())
     assert shapes is not None
-    num_rows, num_kept = len(states._parts), len(states._kept)
-    each = [np.full((num_kept, shapes.width), value), np.full((num_rows, *shapes.delta), value)]
+    num_changed, num_kept = sum(part.changes_state for part in states._parts), len(states._kept)
+    each = [np.full((num_kept, shapes.width), value), np.full((num_changed, *shapes.delta), value)]
     return each * shapes.num_layers
 
 
@@ -300,14 +303,15 @@ def test_tiles_of_a_pass() -> None:
     first = RowInput(0, 0, [5] * 19, 1, num_prompt=19, kept_state=(16, 6))
     given = states.begin([first], [19], 20)
     assert given[SLOTS].tolist() == [0]
-    assert given[PAST].tolist() == []
+    assert given[LOOPED].tolist() == [[0], [1], [2]]
+    assert given[ALONE].tolist() == given[ALONE_SLOTS].tolist() == given[PAST].tolist() == []
     taps = given[TAPS].reshape(4, -1)
     assert taps[:, :3].tolist() == [[20, 20, 20], [20, 20, 0], [20, 0, 1], [0, 1, 2]]
     assert taps[:, 18].tolist() == [15, 16, 17, 18]
     assert taps[:, 19].tolist() == [20] * 4  # there is no such token
     assert given[PLACES].tolist() == [*range(19), 0]
-    assert given[TILE_TOKENS].reshape(-1).tolist() == [1.0] * 19 + [0.0] * 5
-    assert given[TILE_ENDS].reshape(-1).tolist() == [1.0, 1.0, 0.0]
+    assert given[TILE_TOKENS].reshape(-1).tolist() == [1.0] * 19 + [0.0] * 13
+    assert given[TILE_ENDS].reshape(-1).tolist() == [1.0, 1.0, 0.0, 0.0]
     assert given[KEPT].tolist() == [*range(2, 19)]  # the last 3 + 8 + 6
     states.finish(results_of(states, 7.0))
     of_states = states.tensors["states.0"].data
@@ -315,26 +319,34 @@ def test_tiles_of_a_pass() -> None:
     # Beside another row, with a lone token of a prompt and its copy.
     rows = [RowInput(1, 0, [5], 1, num_prompt=1), RowInput(0, 19, [5] * 6, 6)]
     given = states.begin(rows, [2, 6], 8)
-    assert given[SLOTS].tolist() == [0, 1]
+    assert given[SLOTS].tolist() == [1]
+    assert given[LOOPED].tolist() == [[1], [2]]
+    assert given[ALONE_SLOTS].tolist() == given[ALONE].tolist() == [0]
     assert given[PAST].tolist() == [13, 14, 15, 16, 0, 1]  # tokens 13 to 18 of 17 that are kept
-    assert given[PLACES].tolist() == [0, 0, *range(11, 16), 24]
-    assert given[TAPS][3, 0, 1].tolist() == [3, 4, 5, 8, 9, 10, 11, 12]
+    assert given[PLACES].tolist() == [16, 16, *range(3, 9)]
+    assert given[TAPS][3, 1].tolist() == [3, 4, 5, 8, 9, 10, 11, 12]
     assert given[TILE_ENDS].reshape(-1).tolist() == [0.0, 1.0, 0.0, 0.0]
     states.finish(results_of(states, 8.0))
     assert (of_states[2] == 8.0).all()
     # The last three tokens are taken back, and with them the state behind 24.
     given = states.begin([RowInput(0, 22, [5], 1)], [1], 1)
-    assert given[SLOTS].tolist() == [1]
+    assert given[SLOTS].tolist() == []
+    assert given[ALONE_SLOTS].tolist() == [1]
     states.finish(results_of(states, 9.0))
     assert (of_states[1] == 7.0).all()
     # A prefix of 16 tokens begins in the other row.
     states.load(6, 1, 16)
     given = states.begin([RowInput(1, 16, [5], 1)], [1], 1)
-    assert given[SLOTS].tolist() == [3]
+    assert given[ALONE_SLOTS].tolist() == [3]
     assert (of_states[3] == 7.0).all()
     assert (states.tensors["past.0"].data[given[PAST]] == 7.0).all()
     states.pretend(2, 9)
-    assert states.begin([RowInput(1, 9, [5], 1)], [1], 1)[SLOTS].tolist() == [3]
+    assert states.begin([RowInput(1, 9, [5], 1)], [1], 1)[ALONE_SLOTS].tolist() == [3]
+    states.release()
+    # Rows with one tile and two.
+    given = states.begin([RowInput(0, 0, [5] * 8, 1), RowInput(1, 0, [5] * 12, 1)], [8, 12], 20)
+    assert given[LOOPED].tolist() == [[0, 1], [3, 2]]
+    assert given[PLACES].tolist() == [*range(16), *range(24, 28)]
     states.release()
     with pytest.raises(AssertionError, match="row 1 has no state before token 9"):
         states.begin([RowInput(1, 9, [5], 1)], [1], 1)

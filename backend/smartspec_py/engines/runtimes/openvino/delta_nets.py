@@ -63,9 +63,9 @@ class DeltaNets(TiledNets):
         widths = ints(*reversed(self._shapes.delta[1:]))
         own, by_state = op.variadic_split(both, int_(-1), widths).outputs()
         by_queries = op.multiply(op.matmul(queries, keys, False, True), decays.between)
-        readers = op.concat([by_state, op.multiply(queries, decays.since_begin)], 3)
+        readers = op.concat([by_state, op.multiply(queries, decays.since_begin)], 2)
         until_end = op.multiply(keys, decays.until_end)
-        sliced = [readers, own, by_queries, until_end, decays.whole]
+        of_tiles = [readers, own, by_queries, until_end, decays.whole]
         heads, key_width, value_width = self._shapes.delta
         shapes = [
             (heads, 2 * TILE, key_width),
@@ -74,13 +74,13 @@ class DeltaNets(TiledNets):
             (heads, TILE, key_width),
             (heads, 1, 1),
         ]
-        return self._loop(states, sliced, shapes, _of_tile)
+        return self._outputs(states, of_tiles, shapes, _of_tile)
 
     def _heads(
         self, name: str, net: Any, states: Any, rest: Any
     ) -> tuple[Any, Any, Any, Any, Decays]:
-        """Queries, keys and values by head, [n, R, heads, 8, width] each, the step beta of each
-        head, [n, R, heads, 8, 1], and decays. states, rest: see `_convolved`."""
+        """Queries, keys and values by head, [T, heads, 8, width] each, the step beta of each head,
+        [T, heads, 8, 1], and decays. states, rest: see `_convolved`."""
         num, each = net.num_v_heads, net.num_v_heads // net.num_k_heads
         widths = ints(net.key_dim, net.key_dim, net.value_dim)
         parts = op.variadic_split(states, int_(-1), widths).outputs()
@@ -90,19 +90,19 @@ class DeltaNets(TiledNets):
         )
         queries = op.multiply(queries, float_(net.head_k_dim**-0.5))
         values = self._by_head(parts[2], num, net.head_v_dim)
-        beta, step = op.split(self._by_head(rest, 2 * num, 1), int_(2), 2).outputs()
+        beta, step = op.split(self._by_head(rest, 2 * num, 1), int_(1), 2).outputs()
         is_there = self.inputs[TILE_TOKENS]
         decays = self._decays(name, op.multiply(self._steps(name, step), is_there))
         return queries, keys, values, op.multiply(op.sigmoid(beta), is_there), decays
 
     def _repeated(self, states: Any, num: int) -> Any:
-        """[n, R, heads, 8, width] -> [n, R, heads * num, 8, width]: for each head of values. Those
+        """[T, heads, 8, width] -> [T, heads * num, 8, width]: for each head of values. Those
         of GGUF files take the heads of keys in turns."""
         if num == 1:
             return states
-        heads = np.arange(states.get_output_partial_shape(0)[2].get_length())
+        heads = np.arange(states.get_output_partial_shape(0)[1].get_length())
         numbers = np.tile(heads, num) if self._is_tiled else np.repeat(heads, num)
-        return op.gather(states, op.constant(numbers), int_(2))
+        return op.gather(states, op.constant(numbers), int_(1))
 
     def _gated(self, name: str, net: Any, out: Any, gate: Any, silu: Any) -> Any:
         mean = op.reduce_mean(op.power(out, float_(2.0)), ints(-1), keep_dims=True)
@@ -116,9 +116,9 @@ class DeltaNets(TiledNets):
 def _of_tile(
     before: Any, readers: Any, own: Any, by_queries: Any, keys: Any, decay: Any
 ) -> tuple[Any, Any]:
-    """See `TiledNets._loop`. readers: of the state, for u and for the outputs. own: of u, what does
-    not depend on the state. by_queries: what outputs take of u. keys: times the decay until the
-    tile's end. decay: of the tile."""
+    """See `TiledNets._outputs`. readers: of the state, for u and for the outputs. own: of u, what
+    does not depend on the state. by_queries: what outputs take of u. keys: times the decay until
+    the tile's end. decay: of the tile."""
     read = op.matmul(readers, before, False, False)
     of_state, of_queries = op.split(read, int_(2), 2).outputs()
     added = op.subtract(own, of_state)

@@ -49,25 +49,34 @@ class Mamba2(TiledNets):
         own = op.matmul(by_queries, added, False, False)
         skipped = op.multiply(values, self._of_heads(self._float(f"{name}.D")))
         num_keys = 1 if net.n_groups == 1 else heads
-        sliced = [queries, keys, op.multiply(added, decays.until_end), decays.whole]
+        until_end = op.multiply(added, decays.until_end)
+        of_tiles = [
+            queries,
+            keys,
+            until_end,
+            decays.whole,
+            decays.since_begin,
+            op.add(own, skipped),
+        ]
         shapes = [
             (num_keys, TILE, key_width),
             (num_keys, TILE, key_width),
             (heads, TILE, width),
             (heads, 1, 1),
+            (heads, TILE, 1),
+            (heads, TILE, width),
         ]
-        read, after = self._loop(states, sliced, shapes, _of_tile)
-        return op.add(op.add(op.multiply(read, decays.since_begin), own), skipped), after
+        return self._outputs(states, of_tiles, shapes, _of_tile)
 
     def _of_groups(self, states: Any, num_groups: int) -> Any:
-        """[n, R, 8, groups * width] -> [n, R, heads, 8, width]; of one group only once, because
-        products repeat it."""
+        """[T, 8, groups * width] -> [T, heads, 8, width]; of one group only once, because products
+        repeat it."""
         heads, width, _ = self._shapes.delta
         by_group = self._by_head(states, num_groups, width)
         if num_groups == 1:
             return by_group
         numbers = np.repeat(np.arange(num_groups), heads // num_groups)
-        return op.gather(by_group, op.constant(numbers), int_(2))
+        return op.gather(by_group, op.constant(numbers), int_(1))
 
     def _gated(self, name: str, net: Any, out: Any, gate: Any, silu: Any) -> Any:
         """The norm is that of a group of heads."""
@@ -82,7 +91,11 @@ class Mamba2(TiledNets):
         return op.multiply(normed, op.constant(self._float(f"{name}.norm.weight").numpy()))
 
 
-def _of_tile(before: Any, queries: Any, keys: Any, added: Any, decay: Any) -> tuple[Any, Any]:
-    """See `TiledNets._loop`. added: times the decay until the tile's end. decay: of the tile."""
-    read = op.matmul(queries, before, False, False)
-    return op.add(op.multiply(before, decay), op.matmul(keys, added, True, False)), read
+def _of_tile(
+    before: Any, queries: Any, keys: Any, added: Any, decay: Any, since_begin: Any, own: Any
+) -> tuple[Any, Any]:
+    """See `TiledNets._outputs`. added: times the decay until the tile's end. decay: of the tile.
+    since_begin: decay until each token. own: of the outputs, what does not depend on the state."""
+    read = op.multiply(op.matmul(queries, before, False, False), since_begin)
+    after = op.add(op.multiply(before, decay), op.matmul(keys, added, True, False))
+    return after, op.add(read, own)

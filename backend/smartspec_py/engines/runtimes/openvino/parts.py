@@ -53,18 +53,24 @@ def bounded(parts: Parts, most: int) -> list[Parts]:
 
 
 def of_like_lengths(parts: Parts) -> list[Parts]:
-    """The parts in passes of rows with similar numbers of tokens: a pass computes as many tiles for
-    each row as for the longest, see `recurrent`."""
+    """The parts in passes of rows with similar numbers of tiles: a pass loops over as many tiles of
+    each row that changes its state as of the longest, see `recurrent`."""
     passes: list[Parts] = []
     most = num_empty = 0
-    for index, part in sorted(parts, key=lambda one: -len(one[1].tokens)):
-        num = -(-len(part.tokens) // TILE)
-        num_empty += most - num
+    for index, part in sorted(parts, key=lambda one: -_num_looped(one[1])):
+        num = _num_looped(part)
+        num_empty += most - num if num else 0
         if not passes or num_empty > MOST_EMPTY:
             passes.append([])
             most, num_empty = num, 0
         passes[-1].append((index, part))
     return passes
+
+
+def _num_looped(part: RowInput) -> int:
+    """Tiles, or 0 if none gets whole, so that the state is not changed."""
+    first, end = part.position // TILE, part.position + len(part.tokens)
+    return -(-end // TILE) - first if end // TILE > first else 0
 
 
 def with_copy(row: RowInput) -> RowInput:

@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 
 from smartspec_py.engines.checkpoints.recurrent import TILE, StateShapes
 from smartspec_py.engines.runtimes.openvino.recurrent import (
+    ALONE,
+    ALONE_SLOTS,
     INPUTS,
     KEPT,
+    LOOPED,
     PAST,
     PLACES,
     SLOTS,
@@ -50,6 +53,10 @@ class _Part:
     @property
     def new_base(self) -> int:
         return self.end // TILE * TILE
+
+    @property
+    def changes_state(self) -> bool:
+        return self.new_base > self.base
 
 
 class States:
@@ -119,19 +126,25 @@ class States:
         """The inputs of a pass. lens: tokens of each row in the pass; one more than the row has if
         the last is a copy, see `parts.with_copy`. num_tokens: of the pass, with padding."""
         self._parts = parts = [self._part(row) for row in rows]
-        num_tiles, num_rows = max(part.num_tiles for part in parts), len(parts)
+        looped = [part for part in parts if part.changes_state]
+        alone = [part for part in parts if not part.changes_state]
+        empty = sum(part.num_tiles for part in parts)
+        # OpenVINO 2026.4 gives wrong numbers where a loop has no tile; one of no rows is right.
+        num_loops = max((part.num_tiles for part in looped), default=1)
+        of_looped = np.full((num_loops, len(looped)), empty)
         past = [np.arange(max(0, part.base - self._history), part.row.position) for part in parts]
         places_of_past = [
             self._places(part.row.row, own) for part, own in zip(parts, past, strict=True)
         ]
         num_past = sum(map(len, past))
         nothing = num_past + num_tokens
-        taps = np.full((self._history + 1, num_tiles, num_rows, TILE), nothing)
-        is_there = np.zeros((num_tiles, num_rows, 1, TILE, 1), np.float32)
-        ends = np.zeros((num_tiles, num_rows, 1, 1, 1), np.float32)
+        taps = np.full((self._history + 1, empty + 1, TILE), nothing)
+        is_there = np.zeros((empty + 1, 1, TILE, 1), np.float32)
+        ends = np.zeros((empty + 1, 1, 1, 1), np.float32)
         places = np.zeros(num_tokens, np.int64)
-        self._kept, first_past, first = [], 0, 0
-        for i, (part, own, num) in enumerate(zip(parts, past, lens, strict=True)):
+        of_alone: list[int] = []
+        self._kept, first_past, first, tile = [], 0, 0, 0
+        for part, own, num in zip(parts, past, lens, strict=True):
             start, base, end = part.row.position, part.base, part.end
             numbers = np.arange(base - self._history, base + part.num_tiles * TILE)
             sources = np.where(
@@ -141,19 +154,31 @@ class States:
             )
             sources[(numbers < 0) | (numbers >= end)] = nothing
             windows = sliding_window_view(sources, self._history + 1).T
-            taps[:, : part.num_tiles, i] = windows.reshape(self._history + 1, -1, TILE)
+            tiles = slice(tile, tile + part.num_tiles)
+            taps[:, tiles] = windows.reshape(self._history + 1, -1, TILE)
             # No tap of a token that is not there.
             there = (numbers[self._history :] < end).reshape(-1, TILE)
-            taps[:, : part.num_tiles, i][:, ~there] = nothing
-            is_there[: part.num_tiles, i, 0, :, 0] = there
-            ends[: (part.new_base - base) // TILE, i] = 1.0
+            taps[:, tiles][:, ~there] = nothing
+            is_there[tiles, 0, :, 0] = there
+            ends[tile : tile + (part.new_base - base) // TILE] = 1.0
             inside = np.minimum(np.arange(start, start + num), end - 1) - base
-            places[first : first + num] = (inside // TILE * num_rows + i) * TILE + inside % TILE
+            if part.changes_state:
+                column = looped.index(part)
+                of_looped[: part.num_tiles, column] = range(tile, tile + part.num_tiles)
+                tile_of_output = inside // TILE * len(looped) + column
+            else:
+                tile_of_output = np.full(num, of_looped.size + len(of_alone))
+                of_alone.append(tile)
+            places[first : first + num] = tile_of_output * TILE + inside % TILE
             least = max(start, end - self._num_past)
             self._kept += range(first + least - start, first + end - start)
             first_past, first = first_past + len(own), first + num
+            tile += part.num_tiles
         given = {
-            SLOTS: [self._bases[part.row.row][part.base] for part in parts],
+            SLOTS: [self._bases[part.row.row][part.base] for part in looped],
+            LOOPED: of_looped,
+            ALONE_SLOTS: [self._bases[part.row.row][part.base] for part in alone],
+            ALONE: of_alone,
             PAST: np.concatenate(places_of_past),
             TAPS: taps,
             PLACES: places,
@@ -171,11 +196,13 @@ class States:
         )
         for past, given in zip(self._past, results[::2], strict=True):
             past[places] = given
-        for i, part in enumerate(self._parts):
-            if part.new_base > part.base:
+        index = 0
+        for part in self._parts:
+            if part.changes_state:
                 slot = self._new_slot(part)
                 for states, given in zip(self._states, results[1::2], strict=True):
-                    states[slot] = given[i]
+                    states[slot] = given[index]
+                index += 1
             if part.row.kept_state is not None:
                 self._keep(part.row.row, *part.row.kept_state)
 
