@@ -126,7 +126,8 @@ class LocalEngineConfig(EngineConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type of the computation. auto uses the checkpoint's type. On a CPU, auto uses float32, or
     bfloat16 if the processor multiplies bfloat16. OpenVINO computes in float32 if the processor
-    lacks the configured type, and for models with experts."""
+    lacks the configured type, with weights of 8 or 4 bits if it has AMX, and for models with
+    experts."""
     weights: Literal["auto", "stored", "int8", "int4", "fp8"] = "auto"
     """type of the weights. stored keeps them in the type of their files. int8 rounds each row to 8
     bits, int4 each group of 32 to 128 numbers to 4. Both need OpenVINO, and round activations too:

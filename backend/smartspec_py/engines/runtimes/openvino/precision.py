@@ -75,10 +75,11 @@ def choose_numbers(
     is_whole = num_bits == 8 and not has_integers and cpu_has("avx2")
     block = _block(model) if is_whole else 0
     is_bounded = num_bits > 0 and not has_integers and not block
-    # In half precision and with AMX, those of experts would have other kernels for a lone token.
+    # In half precision and with AMX, those of experts would have other kernels for a lone token, and
+    # compressed weights for up to 4 tokens. More tokens then take twice as long as in float32.
     # States are in float32, and drafts may never change one.
-    is_float = is_bounded or block or has_experts(model.config)
-    is_float = is_float or state_shapes(model.config) is not None
+    is_float = is_bounded or block or (num_bits > 0 and cpu_has("amx_tile"))
+    is_float = is_float or has_experts(model.config) or state_shapes(model.config) is not None
     is_half = not is_float and HALF.get(config.dtype) in precisions
     dtype = config.dtype if is_half else torch.float32
     config = replace(config, keeps_4_bits=kept_group > 0, dtype=dtype)
