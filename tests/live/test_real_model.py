@@ -25,7 +25,7 @@ pytestmark = [
         not FILE.is_file(), reason="python -m smartspec_bench.real_model was not run"
     ),
 ]
-FRANCE = {"role": "user", "content": "What is the capital of France?"}
+JAPAN = {"role": "user", "content": "What is the capital of Japan?"}
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def answer(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
 
 
 def test_it_answers_and_ends(client: openai.OpenAI) -> None:
-    choice = answer(client, [FRANCE]).choices[0]
-    assert "Paris" in choice.message.content
+    choice = answer(client, [JAPAN]).choices[0]
+    assert "Tokyo" in choice.message.content
     assert choice.finish_reason == "stop"
-    stream = answer(client, [FRANCE], stream=True)
+    stream = answer(client, [JAPAN], stream=True)
     assert "".join(one.choices[0].delta.content or "" for one in stream) == choice.message.content
 
 

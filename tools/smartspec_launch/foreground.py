@@ -107,7 +107,7 @@ def example(server: TritonServer) -> str:
         body = json.dumps({"text_input": "Once upon a time", "max_tokens": 64, "stream": True})
         url = f"{server.address.http_url}/v2/models/{MODEL_NAME}/generate_stream"
         return f"curl -N {url} -d {shlex.quote(body)}"
-    message = {"role": "user", "content": "What is the capital of France?"}
+    message = {"role": "user", "content": "What is the capital of Japan?"}
     name = next(iter(openai.names), MODEL_NAME)
     body = json.dumps({"model": name, "messages": [message], "max_tokens": 64})
     headers = "-H 'Content-Type: application/json' "
