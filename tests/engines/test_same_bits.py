@@ -404,8 +404,8 @@ def test_a_few_passes_with_8_bit_weights() -> None:
     """Some of more than 80 tokens, where a processor without VNNI would sum in another order."""
     target = Recorder("llama", torch.float32, "int8")
     run = RandomRun(target, Reference(target), seed=2)
-    run.run(25)
-    assert run.num_checked > 50
+    run.run(12)  # an emulated processor takes a second for a pass
+    assert run.num_checked > 30
 
 
 @pytest.mark.slow
