@@ -201,6 +201,9 @@ class DecoderGraph:
         *states, gate = self._heads(index, f"{name}.self_attn", attention, normed)
         if self.query_factors is not None:
             states[0] = op.multiply(states[0], self.query_factors)
+        is_half = self.products.has_half_attention
+        if is_half:
+            states = [op.convert(each, ov.Type.bf16) for each in states]
         window = attention_window(layer, self.config, self.max_len)
         place = self._places[index]
         attended = paged_attention(
@@ -214,6 +217,8 @@ class DecoderGraph:
             window=window or 0,
             sinks=self._sinks(f"{name}.self_attn", attention),
         )
+        if is_half:
+            attended = op.convert(attended, ov.Type.f32)
         attended = op.unsqueeze(attended, int_(0))
         if gate is not None:
             attended = op.multiply(attended, op.sigmoid(gate))

@@ -47,14 +47,15 @@ HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How products are computed. num_bits, block: see `Products`. group: activations that are
-    rounded with one scale; 0 rounds none. is_bounded: whether products have at most MOST_WIDTH
-    columns, and passes at most MOST_TOKENS tokens."""
+    """How products are computed. num_bits, block, has_half_attention: see `Products`. group:
+    activations that are rounded with one scale; 0 rounds none. is_bounded: whether products have at
+    most MOST_WIDTH columns, and passes at most MOST_TOKENS tokens."""
 
     num_bits: int
     group: int
     block: int
     is_bounded: bool
+    has_half_attention: bool = False
 
 
 def choose_numbers(
@@ -75,22 +76,27 @@ def choose_numbers(
     is_whole = num_bits == 8 and not has_integers and cpu_has("avx2")
     block = _block(model) if is_whole else 0
     is_bounded = num_bits > 0 and not has_integers and not block
-    # In half precision and with AMX, those of experts would have other kernels for a lone token, and
-    # compressed weights for up to 4 tokens. More tokens then take twice as long as in float32.
+    # In half precision and with AMX, those of experts would have other kernels for a lone token,
+    # and compressed weights for up to 4 tokens. More tokens then take twice as long as in float32.
     # States are in float32, and drafts may never change one.
     is_float = is_bounded or block or (num_bits > 0 and cpu_has("amx_tile"))
     is_float = is_float or has_experts(model.config) or state_shapes(model.config) is not None
     is_half = not is_float and HALF.get(config.dtype) in precisions
     dtype = config.dtype if is_half else torch.float32
     config = replace(config, keeps_4_bits=kept_group > 0, dtype=dtype)
-    return config, Numbers(num_bits, group, block, is_bounded)
+    # Rounding to 16 bits changes less than compressed weights do.
+    has_half_attention = (
+        num_bits > 0 and dtype == torch.float32 and HALF[torch.bfloat16] in precisions
+    )
+    return config, Numbers(num_bits, group, block, is_bounded, has_half_attention)
 
 
 def settings_of(config: RunnerConfig, numbers: Numbers) -> dict[str, Any]:
     """Of OpenVINO."""
     precision = HALF.get(config.dtype, "f32").lower()
-    # Rounding to 16 bits changes less than compressed weights do.
     of_keys = "f16" if numbers.num_bits and precision == "f32" else precision
+    if numbers.has_half_attention:
+        of_keys = "bf16"
     return {
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": numbers.group,
         "INFERENCE_PRECISION_HINT": precision,

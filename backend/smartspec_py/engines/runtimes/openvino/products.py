@@ -66,6 +66,7 @@ class Products:
         group: int,
         block: int,
         is_half: bool,
+        has_half_attention: bool = False,
         most_width: int | None = None,
         keeps_4_bits: bool = False,
         keeps_experts: bool = False,
@@ -75,13 +76,14 @@ class Products:
         8 or 4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer
         have 8. block: above 0, products are of whole numbers on any processor, see `_of_integers`,
         and weights are rotated in blocks of so many columns. is_half: whether products have half
-        precision. most_width: products with compressed weights are computed in parts of at most
+        precision. has_half_attention: whether queries, keys and values are rounded to bfloat16.
+        most_width: products with compressed weights are computed in parts of at most
         this width; None computes each as a whole. keeps_4_bits: use the matrices of layers that
         `Weights.kept` gives. keeps_experts: the same of experts. adapters: whose matrices A are
         among the weights, see MATRIX_A.
         """
         self.weights, self.num_bits, self.group, self.is_half = weights, num_bits, group, is_half
-        self.block = block
+        self.block, self.has_half_attention = block, has_half_attention
         self.most_width, self.keeps_4_bits = most_width, keeps_4_bits
         self._keeps_experts = keeps_experts
         self.has_kept_experts = False

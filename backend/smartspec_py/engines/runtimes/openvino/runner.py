@@ -419,6 +419,7 @@ def _products(model: Any, config: RunnerConfig, weights: Weights, numbers: Numbe
         group=numbers.group,
         block=numbers.block,
         is_half=config.dtype in HALF,
+        has_half_attention=numbers.has_half_attention,
         most_width=MOST_WIDTH if numbers.is_bounded else None,
         keeps_4_bits=config.keeps_4_bits,
         keeps_experts=config.keeps_experts,
