@@ -144,10 +144,10 @@ class LocalEngineConfig(EngineConfig):
     cache directory, and are removed if the model's files change or go. 0 keeps none."""
     kv_cache: Literal["auto", "u8"] = "auto"
     """type of the KV cache. auto keeps keys and values in the dtype, but PyTorch on a CPU in
-    float32, and OpenVINO in float16 beside weights of 8 or 4 bits if the dtype is float32. u8
-    rounds them to 8 bits, each head of a token with one scale, for target, draft model and EAGLE-3
-    head. It takes about half the memory of 16 bits, and changes texts a little. It needs
-    OpenVINO."""
+    float32, and OpenVINO in 16 bits beside weights of 8 or 4 bits: in bfloat16 if the processor
+    multiplies it, else in float16. u8 rounds them to 8 bits, each head of a token with one scale,
+    for target, draft model and EAGLE-3 head. It takes about half the memory of 16 bits, and changes
+    texts a little. It needs OpenVINO."""
     device: str = "auto"
     """cpu, cuda or cuda:N. auto uses CUDA if there is a GPU."""
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
