@@ -143,7 +143,7 @@ class States:
         ends = np.zeros((empty + 1, 1, 1, 1), np.float32)
         places = np.zeros(num_tokens, np.int64)
         of_alone: list[int] = []
-        self._kept, first_past, first, tile = [], 0, 0, 0
+        self._kept, first_past, first, tile, column = [], 0, 0, 0, 0
         for part, own, num in zip(parts, past, lens, strict=True):
             start, base, end = part.row.position, part.base, part.end
             numbers = np.arange(base - self._history, base + part.num_tiles * TILE)
@@ -163,9 +163,9 @@ class States:
             ends[tile : tile + (part.new_base - base) // TILE] = 1.0
             inside = np.minimum(np.arange(start, start + num), end - 1) - base
             if part.changes_state:
-                column = looped.index(part)
                 of_looped[: part.num_tiles, column] = range(tile, tile + part.num_tiles)
                 tile_of_output = inside // TILE * len(looped) + column
+                column += 1
             else:
                 tile_of_output = np.full(num, of_looped.size + len(of_alone))
                 of_alone.append(tile)
@@ -196,13 +196,13 @@ class States:
         )
         for past, given in zip(self._past, results[::2], strict=True):
             past[places] = given
-        index = 0
+        column = 0
         for part in self._parts:
             if part.changes_state:
                 slot = self._new_slot(part)
                 for states, given in zip(self._states, results[1::2], strict=True):
-                    states[slot] = given[index]
-                index += 1
+                    states[slot] = given[column]
+                column += 1
             if part.row.kept_state is not None:
                 self._keep(part.row.row, *part.row.kept_state)
 
