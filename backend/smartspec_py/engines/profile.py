@@ -27,7 +27,7 @@ from smartspec_py.engines.measure import ProfileShape, measure
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 18
+PROFILE_VERSION = 19
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 BUSY_FACTOR = 0.7
