@@ -7,11 +7,7 @@ compared, not tokens: texts differ only at near-ties, logits wherever a sum is i
 
 from __future__ import annotations
 
-import platform
 import random
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +43,6 @@ from smartspec_py.engines.base import (
 from smartspec_py.engines.checkpoints.quantized import QuantizedTensors
 from smartspec_py.engines.draft import Draft
 from smartspec_py.engines.local.target import LocalTarget
-from smartspec_py.engines.runtimes.machine import has_vnni
 from smartspec_py.engines.runtimes.runner import RunnerConfig, bytes_per_token
 
 pytestmark = pytest.mark.slow  # so that they run beside the others
@@ -55,7 +50,6 @@ pytestmark = pytest.mark.slow  # so that they run beside the others
 MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 5, 16, 20
 GREEDY = SamplingParams()
 DTYPES = (torch.float32, torch.bfloat16)
-QEMU = shutil.which("qemu-x86_64")
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -399,37 +393,6 @@ def test_a_cache_of_8_bits(kind: str, widths: tuple[int, ...], dtype: torch.dtyp
     expected = bytes_per_token(CONFIGS[kind], dtype, "u8")
     assert runner.bytes_per_token == expected
     check_bits(target)
-
-
-def test_a_few_passes_with_8_bit_weights() -> None:
-    """Some of more than 80 tokens, where a processor without VNNI would sum in another order."""
-    target = Recorder("llama", torch.float32, "int8")
-    run = RandomRun(target, Reference(target), seed=2)
-    run.run(12)  # an emulated processor takes a second for a pass
-    assert run.num_checked > 30
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not has_vnni(), reason="this processor has these kernels itself")
-@pytest.mark.skipif(
-    QEMU is None or platform.machine() != "x86_64",
-    reason="qemu-x86_64 is missing: apt-get install qemu-user",
-)
-def test_a_few_passes_on_a_processor_with_avx2_only() -> None:
-    """An emulated one. OpenVINO then has other kernels than on most machines that run tests."""
-    test = f"{__file__}::{test_a_few_passes_with_8_bit_weights.__name__}"
-    command = [
-        str(QEMU),
-        "-cpu",
-        "Haswell",
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:faulthandler",
-    ]
-    done = subprocess.run([*command, test], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def check_bits(target: Recorder) -> None:
