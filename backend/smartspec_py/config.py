@@ -137,7 +137,8 @@ class LocalEngineConfig(EngineConfig):
     and auto on a processor with VNNI, keep matrices that a checkpoint of GPTQ, AWQ or
     compressed-tensors has in 4 bits, in adjacent groups of 64 or 128. With any processor, auto and
     int4 use the 4 bits of experts, in adjacent groups of any size, also of GGUF's Q4_0, Q4_1 and
-    Q4_K, and those of MXFP4 as whole numbers of 8 bits."""
+    Q4_K, and those of MXFP4 as whole numbers of 8 bits. With VNNI, auto is int4 for a draft model
+    of 300 million parameters or more whose target has int8: no text depends on it."""
     weights_cache_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64_000_000_000
     """bytes on the disk, of all models together, for weights that were converted to 8 or 4 bits, so
     that the next start only maps them into memory. They are in the folder `weights` of the user's

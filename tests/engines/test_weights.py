@@ -16,10 +16,11 @@ import torch
 from local_models import VOCAB_SIZE, make_model, make_runner
 from safetensors.torch import load_file, save_file
 from test_same_bits import CONFIGS, SIZES
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen2Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.checkpoints.checks import ModelError
+from smartspec_py.engines.checkpoints.config import model_without_weights
 from smartspec_py.engines.checkpoints.rows import TensorRows
 from smartspec_py.engines.runtimes.openvino import precision
 from smartspec_py.engines.runtimes.openvino import runner as runner_module
@@ -151,6 +152,33 @@ def test_padding_does_not_lead_to_a_pass_that_takes_much_longer(
     for tokens in ([5, 6], [5, 6, 7, 8, 9]):
         runner.forward([RowInput(0, 0, tokens, 1, len(tokens))])
     assert set(runner.warm_shapes) - {0} == sizes
+
+
+@pytest.mark.parametrize(
+    ("changed", "with_vnni", "weights"),
+    [
+        ({}, True, "int4"),
+        ({}, False, "int8"),
+        ({"intermediate_size": 4864 + 32}, True, "int8"),  # in groups of 32
+        ({"num_hidden_layers": 2}, True, "int8"),
+    ],
+)
+def test_a_large_draft_model_has_4_bits(
+    changed: dict[str, int], with_vnni: bool, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one of the shape of Qwen2.5-0.5B."""
+    monkeypatch.setattr(precision, "has_vnni", lambda: with_vnni)
+    shape = {
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    model = model_without_weights(Qwen2Config(**shape | changed))
+    assert precision.draft_weights(model) == weights
 
 
 def test_a_start_warms_every_copy() -> None:

@@ -24,7 +24,7 @@ from smartspec_py.engines.cache.blocks import Memory
 from smartspec_py.engines.local import build as build_local
 from smartspec_py.engines.local import load
 from smartspec_py.engines.local.target import LocalTarget
-from smartspec_py.engines.runtimes.openvino import model_types
+from smartspec_py.engines.runtimes.openvino import model_types, precision
 from smartspec_py.engines.runtimes.runner import RunnerConfig
 from smartspec_py.faults import ConfigError
 from smartspec_py.serving import build
@@ -78,6 +78,22 @@ def test_a_pair_that_openvino_computes(
     assert isinstance(target, LocalTarget)
     assert first is target.pool
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("weights", "of_draft"), [("auto", "int4"), ("int8", "int8")])
+def test_a_draft_model_in_4_bits(
+    weights: str, of_draft: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only if the type of the weights was left open."""
+    monkeypatch.setattr(model_types, "LARGE", 1)
+    monkeypatch.setattr(precision, "DRAFT_PARAMETERS", 1)
+    monkeypatch.setattr(precision, "has_vnni", lambda: True)
+    monkeypatch.setattr(precision, "KEPT_GROUPS", precision.GROUPS)
+    engine = build_local.build_local(config(weights=weights), LIMITS, tmp_path)
+    engine.target.close()
+    target, draft = engine.kernels.split("; ")
+    assert target.endswith("int8 weights")
+    assert draft.endswith(f"{of_draft} weights")
 
 
 def test_a_cache_of_8_bits_has_a_profile_of_its_own(tmp_path: Path) -> None:

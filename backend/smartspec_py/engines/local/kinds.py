@@ -112,6 +112,7 @@ class DraftModelKind(DraftKind):
             run_config,
             path=self.folder,
             max_len=int(min(run_config.max_len, positions)),
+            has_draft_weights=setup.config.weights == "auto" and run_config.weights == "int8",
         )
         return load("engine.draft", run_config, setup.config)
 

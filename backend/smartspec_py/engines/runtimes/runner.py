@@ -45,6 +45,7 @@ class RunnerConfig:
     drafts is loaded after it, see `drafts.mtp`.
     keeps_weights: whether `OpenVinoRunner.weights` is kept for another model that drafts.
     weights, kv_cache: see `config.LocalEngineConfig`; weights of a loaded runner are not auto.
+    has_draft_weights: whether OpenVINO chooses between int8 and int4, for a draft model.
     num_threads: of OpenVINO; PyTorch's own is set elsewhere. adapters: that rows may choose.
     cache_bytes: memory for keys and values of a runner with blocks. keeps_4_bits: use matrices that
     a checkpoint has in 4 bits as they are, unless weights are stored, where the runner can; of a
@@ -66,6 +67,7 @@ class RunnerConfig:
     has_mtp: bool = False
     keeps_weights: bool = False
     weights: str = STORED
+    has_draft_weights: bool = False
     kv_cache: str = "auto"
     num_threads: int = 1
     adapters: Adapters = NO_ADAPTERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from smartspec_py.engines.checkpoints.tensors import (
 )
 from smartspec_py.engines.runtimes.machine import has_vnni
 from smartspec_py.engines.runtimes.openvino.model_types import unused_weights
-from smartspec_py.engines.runtimes.openvino.precision import NUM_BITS
+from smartspec_py.engines.runtimes.openvino.precision import NUM_BITS, draft_weights
 from smartspec_py.engines.runtimes.openvino.runner import OpenVinoRunner
 from smartspec_py.engines.runtimes.openvino.weights import Weights
 from smartspec_py.engines.runtimes.openvino.weights_file import WeightsFile
@@ -37,6 +38,8 @@ def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
     """Load weights from a local directory, tensor by tensor. Raises ModelError."""
     hf_config = load_config(config.path, config.max_len)
     model = model_without_weights(hf_config)
+    if config.has_draft_weights:
+        config = replace(config, weights=draft_weights(model))
     files = checked_files(model, hf_config, config)
     file = _weights_file(config, model.num_parameters(), hf_config)
     return OpenVinoRunner(model, config, Weights(files, config.num_threads, file=file))
