@@ -90,13 +90,13 @@ MOST_IN_TILES = 128
 """Tokens of a pass with recurrent states. OpenVINO keeps what the layers compute of them, 2 MB a
 token with 18 such layers of 1,024, and more tokens take hardly less time each."""
 
-MOST_COPIES, COPIED_BYTES = 3, 1 << 29
+MOST_COPIES, MOST_OF_4_BITS, COPIED_BYTES = 3, 2, 1 << 30
 """A pass of another size than the one before takes longer, because OpenVINO prepares each operator
 again: 3 ms with the 30 layers of SmolLM2-135M, a third of a pass of one token. So there are several
 copies of the compiled graph, each warm for the shape of its last pass. All copies but the first
-take at most so much memory for their weights, and an eighth of what is free. With 0.5 B in 4 bits,
-passes of 1 and 8 tokens in turn take 68 ms with one copy and 39 with two or three, and each copy
-takes 2.4 s to prepare (Intel Xeon with AMX)."""
+take at most so much memory for their weights, and an eighth of what is free. A copy with weights of
+4 bits takes long to prepare: 2.4 s with 0.5 B (Intel Xeon with AMX). Passes of 1 and 8 tokens in
+turn take 68 ms with one of these copies, and 39 with two or three."""
 
 MOST_PADDING, PARAMETERS_PER_LAYER = 2, 50_000_000
 """A pass can get tokens that nobody reads, so that a copy has its size. Another size costs about as
@@ -135,7 +135,7 @@ class OpenVinoRunner(Runner):
         numbers: Numbers | None = None,
     ) -> None:
         """model: of Transformers; it is not used after this call. weights: None takes those of the
-        model. most_copies: None means MOST_COPIES. numbers: how products are computed, if this is
+        model. most_copies: None leaves it open. numbers: how products are computed, if this is
         known. Raises ModelError."""
         core, of_model = ov.Core(), weights or Weights(ByExpert(model.state_dict()))
         if numbers is None:
@@ -165,7 +165,8 @@ class OpenVinoRunner(Runner):
         self._most_padding = min(MOST_PADDING, wanted)
         self._cheap_tokens = CHEAP_TOKENS if numbers.is_bounded else 0
         most_bytes = min(COPIED_BYTES, free_bytes(config.device) // 8) if wanted else 0
-        most_copies = most_copies or MOST_COPIES
+        has_4_bits = numbers.num_bits == 4 or config.keeps_4_bits
+        most_copies = most_copies or (MOST_OF_4_BITS if has_4_bits else MOST_COPIES)
         num_copies = 1 + min(most_copies - 1, most_bytes // max(1, products.num_bytes))
         compiled = _compiled(core, built, settings_of(config, numbers), num_copies)
         self.compiled = compiled[0]
